@@ -36,7 +36,7 @@ class Alternation:
 
 
 def alternate(
-    costs_at: Callable[[Ints], PairwiseModel],
+    costs_at: Callable[[Ints, Sequence[Ints]], PairwiseModel],
     true_cost: Callable[[Ints], float],
     blocks: Blocks,
     start: Ints,
@@ -44,6 +44,7 @@ def alternate(
     max_entries: int = 2_000_000,
     rounds: int = 4,
     least_gain: float = 0.0,
+    choices: Choices | None = None,
 ) -> Alternation:
     """Minimises costs, beginning at a labelling.
 
@@ -51,7 +52,9 @@ def alternate(
     minimum of all turns.
 
     Args:
-      costs_at: model whose energy approximates the true cost near a labelling.
+      costs_at: function from a labelling and the labels that each variable may choose, the own one
+        among them, to a model over these, whose energy approximates the true cost near the
+        labelling.
       true_cost: cost of a labelling; called once per labelling.
       blocks: groups of labels, by block and variable.
       start: [variables] initial labels.
@@ -59,14 +62,16 @@ def alternate(
         block are fixed as well.
       rounds: maximum number of turns of each block.
       least_gain: end after one turn of each block without a true cost lower by more.
+      choices: arrays of labels of earlier calls.
     """
     labels = np.array(start, dtype=np.int64)
     visited = [Labelling(true_cost(labels), labels)]
     seen = {labels.tobytes()}
     best, stale, unchanged = visited[0].energy, 0, 0
+    choices = choices or Choices()
     for turn in range(rounds * len(blocks)):
-        model = costs_at(labels)
-        found = improve(model, labels, blocks[turn % len(blocks)], max_entries)
+        kept = choices(blocks[turn % len(blocks)], labels)
+        found = improve(costs_at(labels, kept), labels, kept, max_entries)
         if np.array_equal(found.labels, labels):
             unchanged += 1
             if unchanged == len(blocks):
@@ -84,17 +89,33 @@ def alternate(
     return Alternation(min(visited, key=lambda each: each.energy), visited)
 
 
+class Choices:
+    """Labels within the current groups of a block: equal ones are the same array."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[Ints, Ints]] = {}
+
+    def __call__(self, block: Sequence[Ints], labels: Ints) -> list[Ints]:
+        """[variables] labels that may take the place of `labels`."""
+        return [self._of(group, x) for group, x in zip(block, labels.tolist(), strict=True)]
+
+    def _of(self, group: Ints, label: int) -> Ints:
+        number = int(group[label])
+        found = self._known.get((id(group), number))
+        if found is None:
+            found = self._known[id(group), number] = np.flatnonzero(group == number), group
+        return found[0]
+
+
 def improve(
-    model: PairwiseModel, labels: Ints, block: Sequence[Ints], max_entries: int
+    model: PairwiseModel, labels: Ints, kept: Sequence[Ints], max_entries: int
 ) -> Labelling:
-    """Labelling of least energy that differs from `labels` in one block; `labels` if none is
-    better.
-    """
-    kept = [np.flatnonzero(group == group[x]) for group, x in zip(block, labels, strict=True)]
-    at = np.array([np.searchsorted(k, x) for k, x in zip(kept, labels, strict=True)])
-    rest = model.restricted(kept)
-    start = Labelling(rest.energy(at), at)
-    found = minimum_within(rest, start, max_entries)
+    """Labelling of least energy by a model of the labels `kept`; `labels` if none is better."""
+    at = np.array(
+        [np.searchsorted(k, x) for k, x in zip(kept, labels.tolist(), strict=True)], dtype=np.int64
+    )
+    start = Labelling(model.energy(at), at)
+    found = minimum_within(model, start, max_entries)
     if found.energy >= start.energy - 1e-12 * abs(start.energy):
         found = start  # ties keep the current labelling
     return lift_labelling(found, kept)

@@ -69,18 +69,17 @@ class LimitedBlock:
     """
 
     def __init__(
-        self, model: PairwiseModel, labels: Ints, block: Sequence[Ints], max_entries: int
+        self, model: PairwiseModel, labels: Ints, kept: Sequence[Ints], max_entries: int
     ) -> None:
         """Without limits.
 
         Args:
-          block: groups of labels by variable; labels change within the current groups.
+          model: costs of the labels of the block.
+          labels: [variables] of the first labelling.
+          kept: [variables] labels of the block.
           max_entries: limit of a table of exact elimination.
         """
-        self._kept = [
-            np.flatnonzero(group == group[x]) for group, x in zip(block, labels, strict=True)
-        ]
-        self._model, self._max_entries = model.restricted(self._kept), max_entries
+        self._kept, self._model, self._max_entries = kept, model, max_entries
         start = np.array([np.searchsorted(k, x) for k, x in zip(self._kept, labels, strict=True)])
         self._limits: list[_Limit] = []
         self._points = [start]
@@ -93,7 +92,7 @@ class LimitedBlock:
         """Adds a limit.
 
         Args:
-          usage: model over the same variables and labels as the costs.
+          usage: model over the same variables as the costs, and all labels.
           most: limit of the usage, positive.
           price: first price of the limit.
         """

@@ -124,6 +124,14 @@ class ModelBuilder:
         self.pairs: dict[Pair, Floats] = {}
         self.constant = 0.0
 
+    @classmethod
+    def of(cls, model: PairwiseModel) -> ModelBuilder:
+        """Sum that begins with a model's tables, changed in place."""
+        found = cls(())
+        found.unary, found.pairs = [*model.unary], {**model.pairs}
+        found.constant = model.constant
+        return found
+
     def new_variable(self, size: int) -> int:
         """Number of one more variable, with `size` labels at no cost."""
         self.unary.append(np.zeros(size))

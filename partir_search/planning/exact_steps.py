@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from partir_search.exact.alternation import Blocks, alternate
+from partir_search.exact.alternation import Blocks, Choices, alternate
 from partir_search.exact.pairwise import Ints, PairwiseModel
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
@@ -70,6 +70,7 @@ class ExactSteps:
             max_choices=MAX_CHOICES,
         )
         self._start = game.state.key()
+        self._choices = Choices()
         self._costs: dict[bytes, Cost] = {}
         self._highest: dict[bytes, list[tuple[float, int, int]]] = {}
 
@@ -94,6 +95,7 @@ class ExactSteps:
             max_entries=MAX_ENTRIES,
             rounds=ROUNDS,
             least_gain=LEAST_GAIN,
+            choices=self._choices,
         ).visited
         return ranked([self.scored(each.labels) for each in visited])
 
@@ -109,9 +111,9 @@ class ExactSteps:
         )
         return found.score.excess > 0.0 and goal(least).excess == 0.0
 
-    def _costs_at(self, labels: Ints) -> PairwiseModel:
+    def _costs_at(self, labels: Ints, kept: Sequence[Ints]) -> PairwiseModel:
         with self._assigned(labels) as partition:
-            return self.tables.at(partition)
+            return self.tables.at(partition, kept)
 
     @contextlib.contextmanager
     def _assigned(self, labels: Ints) -> Iterator[Partition]:
@@ -203,12 +205,13 @@ class ExactSteps:
 
     def _groups(self, axis: int) -> list[Ints]:
         variables = self.tables.variables
-        known = {id(s): s.groups(axis) for s in variables.sets}
+        known = {i: s.groups(axis) for i, s in {id(s): s for s in variables.sets}.items()}
         free = [known[id(s)] for s in variables.sets]
         fixed = {int(variables.of_class[c]) for c in self.game.state.frozen}
+        alone: dict[int, Ints] = {}  # by number of labels: each a group
         for x in fixed.union(x for x, _ in self._decided(axis)):
             if x >= 0:
-                free[x] = np.arange(len(free[x]))
+                free[x] = alone.setdefault(len(free[x]), np.arange(len(free[x])))
         return free
 
     def move(self, labels: Ints, source: str) -> Assign:

@@ -88,7 +88,8 @@ class FittedSteps(ExactSteps):
         fixed = {int(variables.of_class[c]) for c in game.state.frozen}
         given = [a for name in game.axes for a in game.mesh.axes(name)]
         fixed.update(x for a in range(len(game.mesh.sizes)) for x, _ in self._decided(a))
-        together = {id(labels): labels.groups(*given) for labels in variables.sets}
+        sets = {id(labels): labels for labels in variables.sets}
+        together = {i: labels.groups(*given) for i, labels in sets.items()}
         return [
             [
                 together[id(labels)] if x in members[size] and x not in fixed else alone[x]
@@ -110,11 +111,12 @@ class FittedSteps(ExactSteps):
         """
         seconds, rows = self._cost(labels).seconds, list[Row]()
         self._meet(labels, limit)
+        kept = self._choices(block, labels)
         with self._assigned(labels) as partition:
-            model = self.tables.at(partition)
+            model = self.tables.at(partition, kept)
             program = localize(partition, self.game.cache, sparse=True)
             simulated = self.game.model.simulate(program)
-        limited = LimitedBlock(model, labels, block, MAX_ENTRIES)
+        limited = LimitedBlock(model, labels, kept, MAX_ENTRIES)
 
         def add(row: Row) -> None:
             usage = self.tables.peak_at(program, simulated, *row)

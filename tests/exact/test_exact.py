@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partir_search.exact.alternation import alternate, improve
+from partir_search.exact.alternation import Choices, alternate, improve
 from partir_search.exact.elimination import (
     eliminate,
     elimination_order,
@@ -174,20 +175,23 @@ def test_alternation_is_monotone(seed: int) -> None:
     model = grid(seed, 2, 3, 9)
     blocks = two_axes(model, 3)
     start = random_labels(model, seed)
-    found = alternate(lambda _: model, model.energy, blocks, start, rounds=10)
+    found = alternate(
+        lambda _, kept: model.restricted(kept), model.energy, blocks, start, rounds=10
+    )
     energies = [each.energy for each in found.visited]
     assert energies == sorted(energies, reverse=True)
     assert found.best.energy == min(energies)
     for block in blocks:  # nothing is left to gain in any block
-        again = improve(model, found.best.labels, block, 10**6)
+        kept = Choices()(block, found.best.labels)
+        again = improve(model.restricted(kept), found.best.labels, kept, 10**6)
         assert again.energy == pytest.approx(found.best.energy)
 
 
 def test_alternation_minimises_a_block_exactly() -> None:
     model = grid(3, 2, 2, 4)
     (block, _), start = two_axes(model, 2), np.array([3, 0, 1, 2])
-    found = improve(model, start, block, 10**6)
     own = [np.flatnonzero(g == g[x]) for g, x in zip(block, start, strict=True)]
+    found = improve(model.restricted(own), start, own, 10**6)
     assert found.energy == pytest.approx(enumerated(model.restricted(own)).energy)
     assert all(x in k for x, k in zip(found.labels, own, strict=True))
 
@@ -201,16 +205,16 @@ def test_alternation_follows_costs_that_change_with_the_labelling() -> None:
         picked = [max(one[u, x], two[u, x]) for u, x in enumerate(labels)]
         return float(sum(picked) + 0.3 * sum(abs(np.diff(labels))))
 
-    def costs_at(labels: np.ndarray) -> PairwiseModel:
+    def costs_at(labels: np.ndarray, kept: Sequence[np.ndarray]) -> PairwiseModel:
         built = ModelBuilder([4] * 5)
         for u, x in enumerate(labels):
             built.add((u,), one[u] if one[u, x] > two[u, x] else two[u])
             if u:
                 built.add((u - 1, u), 0.3 * np.abs(np.arange(4)[:, None] - np.arange(4)))
-        return built.model()
+        return built.model().restricted(kept)
 
     start = np.array([0, 1, 2, 3, 0])
-    assert costs_at(start).energy(start) == pytest.approx(true_cost(start))
+    assert costs_at(start, [np.arange(4)] * 5).energy(start) == pytest.approx(true_cost(start))
     found = alternate(costs_at, true_cost, [[np.zeros(4, dtype=int)] * 5], start)
     assert found.best.energy == true_cost(found.best.labels) < true_cost(start)
 

@@ -67,8 +67,7 @@ def test_labellings_within_limits(seed: int) -> None:
     rng = np.random.default_rng(seed)
     most = amounts[rng.integers(len(each))] + 1e-9  # some labelling is within
     start = each[int(np.argmin(costs))]
-    block = [np.zeros(n, dtype=np.int64) for n in model.sizes]
-    limited = LimitedBlock(model, start, block, 10_000)
+    limited = LimitedBlock(model, start, model.all_labels(), 10_000)
     for usage, limit in zip(used, most, strict=True):
         limited.limit(usage, float(limit), 1.0)
     visited = limited.solve(limited.prices)
@@ -96,7 +95,7 @@ def test_as_many_changes_as_a_limit_needs(limit: float, cost: float) -> None:
     """Ten bytes to save: a limit three below costs the three cheapest, not all."""
     model, usage = chain(10)
     start = np.zeros(10, dtype=np.int64)
-    limited = LimitedBlock(model, start, [start[:2]] * 10, 1000)
+    limited = LimitedBlock(model, start, model.all_labels(), 1000)
     limited.limit(usage, limit, 1.0)
     limited.solve(limited.prices)
     found = limited.cheapest_within()
@@ -114,7 +113,7 @@ def test_changes_at_one_price_are_told_apart() -> None:
     model = PairwiseModel([np.array([0.0, 1.0])] * 8, {}, 50.0)
     usage = PairwiseModel([np.array([1.0, 0.0])] * 8, {}, 0.0)
     start = np.zeros(8, dtype=np.int64)
-    limited = LimitedBlock(model, start, [start[:2]] * 8, 1000)
+    limited = LimitedBlock(model, start, model.all_labels(), 1000)
     limited.limit(usage, 5.0, 1.0)
     limited.solve(limited.prices)
     found = limited.cheapest_within()

@@ -16,6 +16,7 @@ import pytest
 
 from experiments.random_states import random_partitions, ratios
 from experiments.small_programs import enumerated, module_of
+from partir_search.exact.alternation import Choices
 from partir_search.exact.elimination import eliminate
 from partir_search.exact.proof import prove
 from partir_search.ir.core import Module
@@ -176,6 +177,25 @@ def test_axes_of_one_device(name: str) -> None:
     found = ratios(game, tables, random_partitions(game, 30))
     assert all(abs(r.at - 1.0) < NEAR and max(r.below) < 1.0 + NEAR for r in found)
     assert all((sets.codes[:, 1] == -1).all() for sets in tables.variables.sets)
+
+
+@pytest.mark.parametrize("machine", ["tpu_v5e", "h100"])
+@pytest.mark.parametrize("name", ["attention", "scanned", "convolved", "tied"])
+def test_tables_of_some_labels_are_those_of_all(name: str, machine: str) -> None:
+    """Read along one axis, with only the moves priced that its labels call for."""
+    game = game_on(name, GRID, machine)
+    whole, some = (CostTables(game.graph, game.model, game.mesh, game.state) for _ in range(2))
+    choices, sets = Choices(), whole.variables.sets
+    for axis, partition in enumerate(random_partitions(game, 2)):
+        kept = choices([labels.groups(axis) for labels in sets], whole.labels_of(partition))
+        expected = whole.at(partition).restricted(kept)
+        found = some.at(partition, kept)
+        assert found.constant == pytest.approx(expected.constant)
+        for one, other in zip(found.unary, expected.unary, strict=True):
+            assert one == pytest.approx(other)
+        assert found.pairs.keys() == expected.pairs.keys()
+        for pair, table in found.pairs.items():
+            assert table == pytest.approx(expected.pairs[pair])
 
 
 def test_labels_come_back_from_states() -> None:

@@ -51,6 +51,7 @@ class MemorySteps(ExactSteps):
                 max_entries=MAX_ENTRIES,
                 rounds=ROUNDS,
                 least_gain=LEAST_GAIN,
+                choices=self._choices,
             ).best.labels
 
     def front(self) -> list[tuple[Cost, Ints]]:
@@ -62,20 +63,24 @@ class MemorySteps(ExactSteps):
         cost = self._cost(labels)
         return math.log(cost.seconds + per_byte * cost.peak_bytes)
 
-    def _priced(self, per_byte: float, rows: set[int], labels: Ints) -> PairwiseModel:
+    def _priced(
+        self, per_byte: float, rows: set[int], labels: Ints, kept: Sequence[Ints]
+    ) -> PairwiseModel:
         """Tables of seconds at an assignment, with a price on the highest rows of the memory curve.
 
         Args:
           per_byte: price of a byte in seconds.
           rows: rows with the price; the highest at this assignment are added.
+          kept: labels of the tables.
         """
         with self._assigned(labels) as partition:
-            model = self.tables.at(partition)
+            model = self.tables.at(partition, kept)
             program = localize(partition, self.game.cache, sparse=True)
             simulated = self.game.model.simulate(program)
             rows.update(np.argsort(-simulated.live, kind="stable")[:PRICED_ROWS].tolist())
             for row in sorted(rows):
-                model = model.plus(self.tables.peak_at(program, simulated, row), per_byte)
+                peak = self.tables.peak_at(program, simulated, row)
+                model = model.plus(peak.restricted(kept), per_byte)
             return model
 
 

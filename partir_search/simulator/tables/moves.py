@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.home_layouts import taken_from
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.tables.label_sets import FIRST_PASS, LabelSet
-from partir_search.simulator.tables.prices import Fetches, Pricer
+from partir_search.simulator.tables.prices import Columns, Fetches, Price, Pricer, Prices
 from partir_search.simulator.tables.shares import effective_tiles, loops_of
 from partir_search.simulator.tables.sums import Scope, sliced
 from partir_search.simulator.tables.variables import Variables
@@ -23,6 +24,7 @@ from partir_search.simulator.tables.ways import (
     Pairings,
     Picked,
     Way,
+    altered,
     loop_layout,
     mapped,
     paired,
@@ -31,7 +33,7 @@ from partir_search.simulator.tables.ways import (
 )
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class MoveTable:
     """Redistribution of one value for one op, over at most two variables.
 
@@ -39,44 +41,75 @@ class MoveTable:
       op / value: ids; op is NONE for results of a region.
       settles: the value is moved to where it rests, after its op.
       scope: variables, one axis of each table below.
-      moved: seconds per step of collectives, gathers apart.
-      gathers: [steps, ...] seconds of one run of each all_gather.
-      at_once: the first gather is the first step.
-      copied: seconds per step of copies.
-      copies: number of the layout in which the copy is, or NONE without a copy.
-      times: runs of the gathers in a step.
+      items: number of each way.
+      prices: of the ways.
+      reduces / times: runs in a step of reductions, and of all other steps.
       windows: the move takes windows of the value, once the value is in their layout.
-      items / fetches: number of each way, and by way the blocks that devices fetch for windows.
+      columns: prices by `items`; found where asked for by default.
     """
 
     op: int
     value: int
     settles: bool
     scope: Scope
-    moved: Floats
-    gathers: Floats
-    at_once: Bools
-    copied: Floats
-    copies: Ints
+    items: Ints
+    prices: Prices
+    reduces: float
     times: float
     windows: bool
-    items: Ints
-    fetches: Sequence[Fetches]
+
+    columns: Columns | None = None
+
+    @functools.cached_property
+    def _columns(self) -> Columns:
+        return self.columns or self.prices.of(self.items)
+
+    @functools.cached_property
+    def moved(self) -> Floats:
+        """Seconds per step of collectives, gathers apart."""
+        found: Floats = self._columns.reduced * self.reduces + self._columns.moved * self.times
+        return found
+
+    @property
+    def gathers(self) -> Floats:
+        """[steps, ...] seconds of one run of each all_gather."""
+        return self._columns.gathers
+
+    @property
+    def at_once(self) -> Bools:
+        """The first gather is the first step."""
+        return self._columns.at_once
+
+    @functools.cached_property
+    def copied(self) -> Floats:
+        """Seconds per step of copies."""
+        found: Floats = self._columns.copied * self.times
+        return found
+
+    @property
+    def copies(self) -> Ints:
+        """Number of the layout in which the copy is, or NONE without a copy."""
+        return self._columns.copies
+
+    @property
+    def fetches(self) -> Sequence[Fetches]:
+        """By way, the blocks that devices fetch for windows."""
+        return self.prices.fetches
 
     def restricted(self, kept: Sequence[Ints]) -> MoveTable:
         """The table over subsets of the labels, by variable."""
-        scope = self.scope
-        if all(len(kept[x]) == n for x, n in zip(scope, self.moved.shape, strict=True)):
+        items = sliced(self.items, self.scope, kept)
+        if items is self.items:
             return self
-        return dataclasses.replace(
-            self,
-            moved=sliced(self.moved, scope, kept),
-            gathers=sliced(self.gathers, scope, kept),
-            at_once=sliced(self.at_once, scope, kept),
-            copied=sliced(self.copied, scope, kept),
-            copies=sliced(self.copies, scope, kept),
-            items=sliced(self.items, scope, kept),
-        )
+        return dataclasses.replace(self, items=items, columns=None)
+
+    def over(self, items: Ints, columns: Columns) -> MoveTable:
+        """The table over some of the ways, given their prices."""
+        return dataclasses.replace(self, items=items, columns=columns)
+
+    def at(self, labels: Sequence[int]) -> Price:
+        """Prices at one labelling, seconds of one run."""
+        return self.prices.one(int(self.items[tuple([labels[x] for x in self.scope])]))
 
 
 class MoveTables:
@@ -88,8 +121,6 @@ class MoveTables:
         self._known: dict[Hashable, tuple[Picked[Way], Picked[Way] | None]] = {}
         self._settled: dict[Hashable, Picked[Way]] = {}
         self.pairings: Pairings = {}
-        self._layouts: dict[Hashable, int] = {}  # numbers of copies' layouts
-        self._numbers: dict[int, tuple[Sequence[Way], Ints]] = {}  # by `id()` of the ways
 
     def of_op(self, op: Op, trips: float) -> list[MoveTable]:
         """Tables of an op without regions, whose region runs `trips` times in a step."""
@@ -124,48 +155,17 @@ class MoveTables:
         windows: bool = False,
     ) -> MoveTable:
         """Table of redistributions given per labels of a scope."""
-        at = picked.at
         prices = self.pricer.prices(value, op, picked.items, settles=settles, windows=windows)
         once, each = self._runs(op, value)
-        reduced = prices.reduced * (once * trips)
-        return MoveTable(
-            op.id if op else NONE,
-            value.id,
-            settles,
-            scope,
-            (reduced + prices.moved * (each * trips))[at],
-            prices.gathers[:, at],
-            prices.at_once[at],
-            (prices.copied * (each * trips))[at],
-            self._copies(picked)[at],
-            each * trips,
-            windows,
-            at,
-            prices.fetches,
-        )
+        number = op.id if op else NONE
+        runs = once * trips, each * trips
+        return MoveTable(number, value.id, settles, scope, picked.at, prices, *runs, windows)
 
     def _runs(self, op: Op | None, value: Value) -> tuple[float, float]:
         """Executions of a move per run of its region: of a reduction, and of any other step."""
         regions = self._regions
         each = regions.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
         return (1 if value.id in regions.summed else each), each
-
-    def _copies(self, picked: Picked[Way]) -> Ints:
-        found = self._numbers.get(id(picked.items))
-        if found is None:
-            found = self._numbers[id(picked.items)] = picked.items, self._numbered(picked)
-        return found[1]
-
-    def _numbered(self, picked: Picked[Way]) -> Ints:
-        return np.array(
-            [
-                NONE
-                if way.source == way.target and not way.windows
-                else self._layouts.setdefault((way.target, way.windows), len(self._layouts))
-                for way in picked.items
-            ],
-            dtype=np.int64,
-        )
 
     def _loops(self, q: int, x: int, own: bool) -> Ints:
         """[labels of the op, tilings or 1, axes] loops."""
@@ -185,7 +185,9 @@ class MoveTables:
         through, shape = self._through(op, v, sets[q]), v.type.shape
         reads = any(r.operand == i for r in rule.reads)
         sets_of = id(sets[q]), id(sets[x]), own, through.tobytes()
-        key = (id(rule), i, shape if reads else (), sets_of)
+        plain = not reads and rule.manual is None
+        form = rule.operands[i], rule.major_factors
+        key: Hashable = (form, sets_of) if plain else (id(rule), i, shape, sets_of)
         found = self._known.get(key)
         if found is None:
             order, mesh, dims = self.order, self.variables.mesh, rule.operands[i]
@@ -209,8 +211,7 @@ class MoveTables:
             )
             whole = paired(mapped(rows(self._loops(q, x, own)), need), rest, way, self.pairings)
             if reads:
-                plain = mapped(whole, lambda each: each._replace(windows=()))
-                found = plain, mapped(whole, _windows_alone)
+                found = altered(whole, _without_windows), altered(whole, _windows_alone)
             else:
                 found = whole, None
             self._known[key] = found
@@ -230,7 +231,9 @@ class MoveTables:
         sets, own = variables.sets, bool(variables.own_loops[op.id])
         defers = r.id in variables.makers
         monoids = tuple(p.monoid for p in variables.deferrals.passes.get(op.id, ()))
-        key = (id(rule), i, id(sets[q]), id(sets[x]) if x >= 0 else NONE, own, defers, monoids)
+        form = rule.results[i], rule.major_factors, rule.reducers
+        made_by: Hashable = form if rule.manual is None else (id(rule), i)
+        key = (made_by, id(sets[q]), id(sets[x]) if x >= 0 else NONE, own, defers, monoids)
         found = self._settled.get(key)
         if found is not None:
             return found
@@ -273,6 +276,10 @@ class MoveTables:
 def spec_layout(spec: Spec, mesh: MeshShape) -> Layout:
     """Layout of a user's own spec (`Partition.needs`)."""
     return tuple(tuple(a for name in axes for a in mesh.axes(name)) for axes in spec)
+
+
+def _without_windows(way: Way) -> Way:
+    return way._replace(windows=())
 
 
 def _windows_alone(way: Way) -> Way:

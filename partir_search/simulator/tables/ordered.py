@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Hashable, Iterator, Sequence, Set
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from partir_search.simulator.tables.hiding import HidingCompute
 from partir_search.simulator.tables.kernel_readings import read_kernel
 from partir_search.simulator.tables.kernels import KernelTables, kernel_tables
 from partir_search.simulator.tables.move_readings import read_at, read_below
-from partir_search.simulator.tables.moves import MoveTables
-from partir_search.simulator.tables.prices import Pricer
+from partir_search.simulator.tables.moves import MoveTable, MoveTables
+from partir_search.simulator.tables.prices import Columns, Pricer
 from partir_search.simulator.tables.shares import Shares
 from partir_search.simulator.tables.sums import sliced
 from partir_search.simulator.tables.uses import Use, find_uses
@@ -47,15 +47,21 @@ class OrderedTables:
     uses: Sequence[Use]
     inconsistent: Sequence[tuple[tuple[int, int], Bools]]
     sizes: Sequence[int]
+    _slices: dict[Hashable, tuple[Ints, object]] = dataclasses.field(default_factory=dict)
+    _columns: dict[Hashable, tuple[Columns, object]] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, variables: Variables, model: CostModel, order: Sequence[int]) -> OrderedTables:
-        """Tables of a model's module."""
-        pricer = Pricer(model, variables.mesh)
+    def of(cls, variables: Variables, pricer: Pricer, order: Sequence[int]) -> OrderedTables:
+        """Tables of the program of a pricer's model."""
+        model = pricer.model
         kernels = kernel_tables(model, Shares(variables, model.memory.padding))
-        moves = MoveTables(variables, pricer, order)
-        uses, wrong = find_uses(moves), list(inconsistent_pairs(variables))
-        return cls(variables, model, tuple(order), kernels, uses, wrong, variables.sizes)
+        uses, wrong = find_uses(MoveTables(variables, pricer, order)), inconsistent_pairs(variables)
+        return cls(variables, model, tuple(order), kernels, uses, list(wrong), variables.sizes)
+
+    def in_order(self, pricer: Pricer, order: Sequence[int]) -> OrderedTables:
+        """Tables of another order of axes, which differ in the moves."""
+        uses = find_uses(MoveTables(self.variables, pricer, order))
+        return dataclasses.replace(self, order=tuple(order), uses=uses)
 
     def restricted(self, kept: Sequence[Ints]) -> OrderedTables:
         """Tables of a subset of the labels.
@@ -88,8 +94,13 @@ class OrderedTables:
 
         return sum(seconds(self.model.module.body, 1.0))
 
-    def at(self, labels: Ints) -> PairwiseModel:
-        """Costs linearised at a labelling, exact there."""
+    def at(self, labels: Ints, kept: Sequence[Ints] | None = None) -> PairwiseModel:
+        """Costs linearised at a labelling, exact there.
+
+        Args:
+          kept: [variables] label indices, of which labels of the result are positions; by default
+            all. Moves are priced between these labels alone.
+        """
         seconds = self.seconds(labels)
         found = walk(self.model, self.uses, labels, seconds)
         hidden = {
@@ -99,8 +110,27 @@ class OrderedTables:
         if hidden:  # seconds of dots that all run beside collectives change nothing
             whole = self._read_kernels(labels, exact=True).model().energy(labels)
             builder.constant += whole - builder.model().energy(labels)
-        read_at(builder, self.uses, found, labels, self.model.machine.traits)
-        return self._consistent(builder, PROHIBITIVE * builder.model().energy(labels))
+        uses = self.uses
+        if kept is not None:
+            builder = ModelBuilder.of(builder.model().restricted(kept))
+            uses = [dataclasses.replace(u, table=self._kept(u.table, kept)) for u in uses]
+            labels = _positions(kept, labels)
+        read_at(builder, uses, found, labels, self.model.machine.traits)
+        prohibitive = PROHIBITIVE * builder.model().energy(labels)
+        return self._consistent(builder, prohibitive, kept)
+
+    def _kept(self, table: MoveTable, kept: Sequence[Ints]) -> MoveTable:
+        """A table over subsets of the labels; equal tables and subsets share their arrays."""
+        key = id(table.items), *(id(kept[x]) for x in table.scope)
+        found = self._slices.get(key)
+        if found is None:
+            items = table.restricted(kept).items
+            found = self._slices[key] = items, (table.items, [kept[x] for x in table.scope])
+        again = id(table.prices), id(found[0])
+        prices = self._columns.get(again)
+        if prices is None:
+            prices = self._columns[again] = table.prices.of(found[0]), table.prices
+        return table.over(found[0], prices[0])
 
     def below(self, labels: Ints, *, joint_from: float = np.inf) -> PairwiseModel:
         """Lower bounds of costs at all labellings, tight at one where they can be.
@@ -132,10 +162,13 @@ class OrderedTables:
                 group.add_shares(builder)
         return self._consistent(builder, prohibitive)
 
-    def _consistent(self, builder: ModelBuilder, prohibitive: float) -> PairwiseModel:
+    def _consistent(
+        self, builder: ModelBuilder, prohibitive: float, kept: Sequence[Ints] | None = None
+    ) -> PairwiseModel:
         """The model, with pairs of labels that contradict at a prohibitive cost."""
         for pair, wrong in self.inconsistent:
-            builder.add(pair, np.where(wrong, prohibitive, 0.0))
+            some = wrong if kept is None else sliced(wrong, pair, kept)
+            builder.add(pair, np.where(some, prohibitive, 0.0))
         return builder.model()
 
     def _read_kernels(
@@ -194,3 +227,9 @@ class OrderedTables:
             any(runs[op.id] and op.id not in whole for op in region.ops) for region in self.regions
         ]
         return [b > 0.0 and not p for b, p in zip(balance, parted, strict=True)]
+
+
+def _positions(kept: Sequence[Ints], labels: Ints) -> Ints:
+    """Positions of labels among those kept."""
+    found = [int(np.searchsorted(k, x)) for k, x in zip(kept, labels.tolist(), strict=True)]
+    return np.array(found, dtype=np.int64)

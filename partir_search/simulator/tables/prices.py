@@ -1,28 +1,27 @@
-"""Prices of redistributions: lowered and priced as in a device-local program."""
+"""Prices of redistributions: lowered and priced as in a device-local program.
+
+A way is priced when a table asks for it. Exact steps along one axis read few of the ways that all
+tilings call for.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from partir_search.ir.core import Op, Value
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.partition import Layout
-from partir_search.lowering.diagonals import redistribute
+from partir_search.ir.rule import NONE
 from partir_search.lowering.local_ir import Reshard
 from partir_search.lowering.local_value import LocalValue
-from partir_search.lowering.reshard_steps import (
-    AllGather,
-    HaloPermute,
-    Permute,
-    Reduction,
-    ReshardStep,
-)
+from partir_search.lowering.reshard_steps import AllGather, HaloPermute
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.tables.steps import StepTable, WaySteps
 from partir_search.simulator.tables.ways import Way
 from partir_search.simulator.tables.window_moves import window_moves
 from partir_search.simulator.time.collective_cost import CollectiveCost
@@ -34,16 +33,16 @@ Fetches = tuple[tuple[Hashable, float], ...]
 _WindowCosts = list[tuple[Reshard, CollectiveCost]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Prices:
-    """Prices of n redistributions of one value, seconds of one run each.
+@dataclasses.dataclass(eq=False, slots=True)
+class Columns:
+    """Prices of n ways, seconds of one run each.
 
     Attributes:
       reduced / moved: [n] seconds of collectives that reduce, and of all others but gathers.
       gathers: [steps, n] seconds of each all_gather.
       at_once: [n] the first gather is the first step.
       copied: [n] seconds to move bytes besides.
-      fetches: [n] of windows, the blocks that devices fetch.
+      copies: [n] number of the layout of the copy, or NONE.
     """
 
     reduced: Floats
@@ -51,18 +50,100 @@ class Prices:
     gathers: Floats
     at_once: Bools
     copied: Floats
-    fetches: Sequence[Fetches] = ()
+    copies: Ints
+
+
+class Price(NamedTuple):
+    """Prices of one way; see `Columns`."""
+
+    reduced: float
+    moved: float
+    gathers: tuple[float, ...]
+    at_once: bool
+    copied: float
+    copy: int
+
+
+class Prices:
+    """Prices of the redistributions of one kind of value by a list of ways.
+
+    Attributes:
+      ways: the list.
+      fetches: [ways] blocks that devices fetch for windows; () where not asked for yet.
+    """
+
+    def __init__(self, pricer: Pricer, ways: Sequence[Way], quote: Quote) -> None:
+        n = len(ways)
+        self.ways, self._quote, self._pricer = ways, quote, pricer
+        self.fetches: list[Fetches] = [()] * n if quote.windows else []
+        self._priced, self._one = np.zeros(n, dtype=np.bool_), dict[int, Price]()
+        zeros = (np.zeros(n) for _ in range(3))
+        self._all = Columns(
+            next(zeros), next(zeros), np.zeros((0, n)), self._priced.copy(), next(zeros),
+            np.full(n, NONE, dtype=np.int64),
+        )  # fmt: skip
+
+    def of(self, items: Ints) -> Columns:
+        """Prices of ways, in the shape of their numbers `items`."""
+        if not self._priced.all():
+            wanted = np.zeros(len(self._priced), dtype=np.bool_)
+            wanted[items] = True
+            new = np.flatnonzero(wanted & ~self._priced)
+            if len(new):
+                self._price(new)
+                self._priced[new] = True
+        found = self._all
+        return Columns(
+            found.reduced[items],
+            found.moved[items],
+            found.gathers[:, items],
+            found.at_once[items],
+            found.copied[items],
+            found.copies[items],
+        )
+
+    def one(self, item: int) -> Price:
+        """Prices of one way."""
+        found = self._one.get(item)
+        if found is None:
+            row = self.of(np.array([item], dtype=np.int64))
+            found = self._one[item] = Price(
+                float(row.reduced[0]),
+                float(row.moved[0]),
+                tuple(row.gathers[:, 0].tolist()),
+                bool(row.at_once[0]),
+                float(row.copied[0]),
+                int(row.copies[0]),
+            )
+        return found
+
+    def _price(self, new: Ints) -> None:
+        priced, found = self._pricer.priced(self.ways, new, self._quote, self.fetches), self._all
+        found.reduced[new], found.moved[new] = priced.reduced, priced.moved
+        found.at_once[new], found.copied[new] = priced.at_once, priced.copied
+        found.copies[new] = priced.copies
+        steps = len(priced.gathers)
+        if steps > len(found.gathers):
+            found.gathers = np.pad(found.gathers, ((0, steps - len(found.gathers)), (0, 0)))
+        found.gathers[:steps, new] = priced.gathers
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class _Steps:
-    """Steps of n ways: [n, most steps] numbers of steps, 0 for none."""
+class Quote:
+    """What is priced.
 
-    reduced: Ints
-    moved: Ints
-    gathers: Ints
-    all: Ints
-    at_once: Bools
+    Attributes:
+      kind: values of one kind cost the same.
+      value / op: one case of the kind; op is None for results.
+      settles: the value is moved to where it rests.
+      windows: windows alone are taken, once the value is in their layout.
+    """
+
+    kind: Hashable
+    value: Value
+    op: Op | None
+    settles: bool
+    windows: bool
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -82,13 +163,10 @@ class Pricer:
         self.model, self.mesh = model, mesh
         self._costs = model.costs(mesh)
         self._bandwidth = model.machine.attained_hbm_bytes_per_s
-        self._prices: dict[Hashable, tuple[Sequence[Way], Prices]] = {}  # by `id()` of the ways
-        self._lists: dict[tuple[int, bool], tuple[Sequence[Way], _Steps]] = {}
-        self._of_way: dict[Way, tuple[int, ...]] = {}
-        self._numbers: dict[Hashable, int] = {None: 0}
-        self._steps: list[tuple[ReshardStep | None, int, int, bool]] = [(None, 1, 1, False)]
+        self._prices: dict[Hashable, Prices] = {}  # by `id()` of the ways
+        self._steps: dict[int, tuple[Sequence[Way], WaySteps]] = {}
+        self._table = StepTable(mesh)
         self._known: dict[Hashable, _Known] = {}
-        self._tiles: dict[Layout, int] = {}
 
     def prices(
         self, value: Value, op: Op | None, ways: Sequence[Way], *, settles: bool, windows: bool
@@ -121,120 +199,97 @@ class Pricer:
             key = (key, value.type.shape, rule.accepts_haloed_tile, bool(facts.elementwise[op.id]))
         found = self._prices.get(key)
         if found is None:
-            if op is not None and windows:
-                prices = self._windows(value, op, ways)
-            else:
-                steps = self._steps_of(ways, settles)
-                known = self._priced(kind, steps.all, value, op, settles)
-                prices = Prices(
-                    known.seconds[steps.reduced].sum(axis=1),
-                    known.seconds[steps.moved].sum(axis=1),
-                    known.seconds[steps.gathers].T,
-                    steps.at_once,
-                    known.copied[steps.all].sum(axis=1),
-                )
-            found = self._prices[key] = ways, prices
-        return found[1]
-
-    def _steps_of(self, ways: Sequence[Way], settles: bool) -> _Steps:
-        found = self._lists.get((id(ways), settles))
-        if found is None:
-            numbers = _table([self._numbered(way) for way in ways])
-            kinds = [step for step, *_ in self._steps]
-            gathers = np.array([isinstance(s, AllGather) and not settles for s in kinds])[numbers]
-            reduces = np.array([isinstance(s, Reduction) for s in kinds])[numbers]
-            first = gathers[:, 0] if numbers.shape[1] else np.zeros(len(ways), dtype=np.bool_)
-            steps = _Steps(
-                np.where(reduces, numbers, 0),
-                np.where(reduces | gathers, 0, numbers),
-                _moved_left(np.where(gathers, numbers, 0)),
-                numbers,
-                first,
-            )
-            found = self._lists[id(ways), settles] = ways, steps
-        return found[1]
-
-    def _numbered(self, way: Way) -> tuple[int, ...]:
-        """Numbers of a way's steps; steps that cost the same for all values have one number."""
-        found = self._of_way.get(way)
-        if found is None:
-            source, partial, target, keep, _ = way
-            steps: tuple[ReshardStep, ...] = ()
-            if source != target or partial != keep:
-                steps = redistribute(self.mesh, source, partial, target, keep)
-            numbers, before = [], self._tiles_of(source)
-            for step in steps:
-                after, last = self._tiles_of(step.layout), step is steps[-1]
-                pairs = step.pairs if isinstance(step, Permute) else None
-                key = (step.kind, step.axes, before, after, last, pairs)
-                number = self._numbers.setdefault(key, len(self._steps))
-                if number == len(self._steps):
-                    self._steps.append((step, before, after, last))
-                numbers.append(number)
-                before = after
-            found = self._of_way[way] = tuple(numbers)
+            quote = Quote(kind, value, op, settles, op is not None and windows)
+            found = self._prices[key] = Prices(self, ways, quote)
         return found
 
-    def _priced(
-        self, kind: Hashable, numbers: Ints, value: Value, op: Op | None, settles: bool
-    ) -> _Known:
-        """Prices of steps for a kind of value, of which `value` and `op` are one case."""
-        known = self._known.get(kind)
-        if known is None or len(known.seconds) < len(self._steps):
-            more = np.full(len(self._steps), np.nan)
+    def priced(
+        self, ways: Sequence[Way], at: Ints, quote: Quote, fetches: list[Fetches]
+    ) -> Columns:
+        """Prices of the ways numbered `at`; fetches of windows are written to `fetches`."""
+        numbers, copies = self._steps_of(ways).of(at)
+        if quote.windows:
+            return self._windows(ways, at, copies, quote, fetches)
+        known = self._prices_of(numbers, quote)
+        gathers, reduces = (kinds[numbers] for kinds in self._table.kinds())
+        gathers &= not quote.settles
+        return Columns(
+            known.seconds[np.where(reduces, numbers, 0)].sum(axis=1),
+            known.seconds[np.where(reduces | gathers, 0, numbers)].sum(axis=1),
+            known.seconds[_moved_left(np.where(gathers, numbers, 0))].T,
+            gathers[:, 0],
+            known.copied[numbers].sum(axis=1),
+            copies,
+        )
+
+    def _steps_of(self, ways: Sequence[Way]) -> WaySteps:
+        found = self._steps.get(id(ways))
+        if found is None:
+            found = self._steps[id(ways)] = ways, WaySteps(self._table, ways)
+        return found[1]
+
+    def _prices_of(self, numbers: Ints, quote: Quote) -> _Known:
+        """Prices of steps for a kind of value."""
+        known, steps = self._known.get(quote.kind), self._table.steps
+        if known is None or len(known.seconds) < len(steps):
+            more = np.full(len(steps), np.nan)
             more[0] = 0.0
             wider = _Known(more, more.copy())
             if known is not None:
                 wider.seconds[: len(known.seconds)] = known.seconds
                 wider.copied[: len(known.copied)] = known.copied
-            known = self._known[kind] = wider
+            known = self._known[quote.kind] = wider
+        value, points = quote.value, math.prod(quote.value.type.shape)
         for number in np.unique(numbers[np.isnan(known.seconds[numbers])]).tolist():
-            step, before, after, last = self._steps[number]
+            step, before, after, last = steps[number]
             assert step is not None
-            points = math.prod(value.type.shape)
             source = LocalValue(-1, value, (), (), (points // before,))
             target = LocalValue(-1, value, step.layout, step.partial, (points // after,))
-            move = Reshard(step, source, target, op, to_home=settles and last)
+            move = Reshard(step, source, target, quote.op, to_home=quote.settles and last)
             cost = self._costs.cost(move)
             known.seconds[number] = cost.seconds
             known.copied[number] = cost.copied / self._bandwidth
         return known
 
-    def _windows(self, value: Value, op: Op, ways: Sequence[Way]) -> Prices:
+    def _windows(
+        self,
+        ways: Sequence[Way],
+        at: Ints,
+        copies: Ints,
+        quote: Quote,
+        fetches: list[Fetches],
+    ) -> Columns:
         """Prices of windows."""
+        value, op = quote.value, quote.op
+        assert op is not None
         rule = self.model.rules[op.id]
         known: dict[Hashable, _WindowCosts] = {}  # moves do not depend on where a way begins
         each: list[_WindowCosts] = []
-        for way in ways:
+        for i in at.tolist():
+            way = ways[i]
             found = known.get(way[2:])
             if found is None:
                 moves = window_moves(value, op, way, self.mesh, rule)
                 found = known[way[2:]] = [(m, self._costs.cost(m)) for m in moves]
             each.append(found)
+            fetches[i] = _fetches(found)
         gathers = [[c.seconds for m, c in f if isinstance(m.step, AllGather)] for f in each]
         most = max(map(len, gathers), default=0)
         padded = np.array([[*found, *[0.0] * (most - len(found))] for found in gathers])
         others = [sum(c.seconds for m, c in f if not isinstance(m.step, AllGather)) for f in each]
         # The first move is of the value at rest if that is in the layout already.
         at_once = [
-            bool(f) and isinstance(f[0][0].step, AllGather) and way.source == way.target
-            for f, way in zip(each, ways, strict=True)
+            bool(f) and isinstance(f[0][0].step, AllGather) and ways[i].source == ways[i].target
+            for f, i in zip(each, at.tolist(), strict=True)
         ]
-        return Prices(
-            np.zeros(len(ways)),
+        return Columns(
+            np.zeros(len(at)),
             np.array(others, dtype=np.float64),
-            padded.reshape(len(ways), most).T,
+            padded.reshape(len(at), most).T,
             np.array(at_once, dtype=np.bool_),
             np.array([sum(c.copied for _, c in found) for found in each]) / self._bandwidth,
-            [_fetches(found) for found in each],
+            copies,
         )
-
-    def _tiles_of(self, layout: Layout) -> int:
-        found = self._tiles.get(layout)
-        if found is None:
-            found = math.prod(self.mesh.sizes[a] for axes in layout for a in axes)
-            self._tiles[layout] = found
-        return found
 
 
 def _fetches(costs: _WindowCosts) -> Fetches:
@@ -250,11 +305,3 @@ def _moved_left(numbers: Ints) -> Ints:
     order = np.argsort(numbers == 0, axis=1, kind="stable")
     found: Ints = np.take_along_axis(numbers, order, axis=1)
     return found[:, found.any(axis=0)]
-
-
-def _table(rows: Sequence[Sequence[int]]) -> Ints:
-    """Rows of several lengths as an array, filled with zeros."""
-    found = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
-    for i, row in enumerate(rows):
-        found[i, : len(row)] = row
-    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 from partir_search.exact.pairwise import PairwiseModel
 from partir_search.ir.mesh import MeshShape
@@ -20,6 +21,7 @@ from partir_search.simulator.arrays import Ints
 from partir_search.simulator.simulator import CostModel, Simulation
 from partir_search.simulator.tables.ordered import OrderedTables
 from partir_search.simulator.tables.peak import read_peak
+from partir_search.simulator.tables.prices import Pricer
 from partir_search.simulator.tables.shares import Shares
 from partir_search.simulator.tables.variables import variables_of
 from partir_search.simulator.time.collectives import same_links
@@ -59,6 +61,7 @@ class CostTables:
         )
         self.model = model
         self._ordered: dict[tuple[int, ...], OrderedTables] = {}
+        self._pricer = Pricer(model, mesh)
 
     @property
     def orders(self) -> list[tuple[int, ...]]:
@@ -97,16 +100,26 @@ class CostTables:
         """Tables of the partitions that nest axes in an order."""
         found = self._ordered.get(order)
         if found is None:
-            found = self._ordered[order] = OrderedTables.of(self.variables, self.model, order)
+            known = next(iter(self._ordered.values()), None)
+            if known is None:
+                found = OrderedTables.of(self.variables, self._pricer, order)
+            else:
+                found = known.in_order(self._pricer, order)
+            self._ordered[order] = found
         return found
 
     def labels_of(self, partition: Partition) -> Ints:
         """Labels of a partition."""
         return self.variables.labels_of(partition)
 
-    def at(self, partition: Partition) -> PairwiseModel:
-        """Costs linearised at a partition, exact there."""
-        return self.ordered(partition.order).at(self.labels_of(partition))
+    def at(self, partition: Partition, kept: Sequence[Ints] | None = None) -> PairwiseModel:
+        """Costs linearised at a partition, exact there.
+
+        Args:
+          kept: [variables] labels of the model, with that of the partition among them; by default
+            all.
+        """
+        return self.ordered(partition.order).at(self.labels_of(partition), kept)
 
     def peak_at(
         self,

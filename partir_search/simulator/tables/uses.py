@@ -52,7 +52,7 @@ def find_uses(moves: MoveTables) -> list[Use]:
         arguments = {v.id for v in region.args}
         members = def_use.members[region]
         for table in tables:
-            if (table.copies >= 0).any() or table.moved.any() or table.copied.any():
+            if any(way.moves for way in table.prices.ways):
                 maker = def_use.makers[table.value]
                 position = int(def_use.position[maker.id]) if maker else NONE
                 here = maker and position < len(members) and int(members[position]) == maker.id

@@ -174,11 +174,17 @@ def variables_of(
         sets.append(labels)
         return len(sets) - 1
 
+    contents: dict[Hashable, LabelSet] = {}
+
+    def interned(labels: LabelSet) -> LabelSet:
+        key = labels.codes.tobytes(), labels.deferred.tobytes()
+        return contents.setdefault(key, labels)
+
     for c, extents in enumerate(graph.extents):
         if extents:
             each = tuple(start.shapes[a][c] if start else extents for a in axes)
             if each not in known:
-                known[each] = class_labels(each, mesh.sizes)
+                known[each] = interned(class_labels(each, mesh.sizes))
             of_class[c] = add(known[each])
     for op in module.ops:
         own = graph.node_of[op.id] >= 0
@@ -189,6 +195,6 @@ def variables_of(
         deferrable = any(r.id in deferrals.values for r in op.results)
         key = (id(rule), own, deferrable, tuple(p.ends for p in passes))
         if key not in known:
-            known[key] = op_labels(rule, mesh.sizes, own, deferrable, key[3])
+            known[key] = interned(op_labels(rule, mesh.sizes, own, deferrable, key[3]))
         of_op[op.id], own_loops[op.id] = add(known[key]), own
     return Variables(graph, mesh, sets, of_class, of_op, own_loops, deferrals)

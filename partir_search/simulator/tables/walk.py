@@ -87,7 +87,7 @@ class _Walker:
     """Uses so far."""
 
     def __init__(self, model: CostModel, uses: Sequence[Use], labels: Ints) -> None:
-        self._model, self._uses, self._labels = model, uses, labels
+        self._model, self._uses, self._labels = model, uses, labels.tolist()
         self._traits = model.machine.traits
         self.found = [UseAt() for _ in uses]
         self.sharing: list[int] = []
@@ -142,11 +142,10 @@ class _Walker:
     ) -> None:
         """Finds the copy that a use reads, or has the use make one."""
         table = use.table
-        place = tuple(self._labels[x] for x in table.scope)
         if table.settles:
             at.moves = True
             return
-        layout = int(table.copies[place])
+        layout = table.at(self._labels).copy
         if layout == NONE:
             return
         known = copies.get((table.value, layout))
@@ -171,12 +170,12 @@ class _Walker:
     ) -> float:
         """Adds the collectives of a move; returns the slack after them."""
         table, traits = use.table, self._traits
-        place = tuple(self._labels[x] for x in table.scope)
-        waiting = float(table.moved[place]) - self._known_blocks(use, place)
-        gathers = [float(g[place]) for g in table.gathers]
-        first = use.argument and bool(table.at_once[place])
+        price = table.at(self._labels)
+        waiting = price.reduced * table.reduces + price.moved * table.times
+        waiting -= self._known_blocks(use)
+        first = use.argument and price.at_once
         early_start = traits.async_all_gather
-        for k, seconds in enumerate(gathers):
+        for k, seconds in enumerate(price.gathers):
             if not seconds:
                 continue
             starts = early_start == "since_source" or (
@@ -200,11 +199,12 @@ class _Walker:
             at.exposed += waiting
         return slack
 
-    def _known_blocks(self, use: Use, place: tuple[int, ...]) -> float:
+    def _known_blocks(self, use: Use) -> float:
         """Seconds per step of blocks that earlier uses of a region have fetched."""
         table, saved = use.table, 0.0
         if not table.fetches:
             return saved
+        place = tuple(self._labels[x] for x in table.scope)
         for block, seconds in table.fetches[int(table.items[place])]:
             key = use.region, table.value, block
             saved += seconds * table.times if key in self._blocks else 0.0

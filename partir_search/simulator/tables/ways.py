@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -20,6 +20,12 @@ class Way(NamedTuple):
     target: Layout
     keep: Partial
     windows: tuple[Window, ...] = ()
+
+    @property
+    def moves(self) -> bool:
+        """The value leaves the layout, is reduced, or windows of the value are taken."""
+        source, partial, target, keep, windows = self
+        return bool(source != target or partial != keep or windows)
 
 
 T = TypeVar("T")
@@ -74,13 +80,42 @@ def mapped(picked: Picked[T], to: Callable[[T], J]) -> Picked[J]:
     return Picked(list(numbers), np.array(each, dtype=np.int64)[picked.at])
 
 
+class Joined(Sequence[J]):
+    """Items made where asked for, each once."""
+
+    def __init__(self, length: int, make: Callable[[int], J]) -> None:
+        self._items: list[J | None] = [None] * length
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, i: int) -> J: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[J]: ...
+    def __getitem__(self, i: int | slice) -> J | Sequence[J]:
+        if isinstance(i, slice):
+            return [self[j] for j in range(len(self._items))[i]]
+        found = self._items[i]
+        if found is None:
+            found = self._items[i] = self._make(i)
+        return found
+
+
+def altered(picked: Picked[T], to: Callable[[T], J]) -> Picked[J]:
+    """Images of items, equal ones included, made where asked for."""
+    items = picked.items
+    return Picked(Joined(len(items), lambda i: to(items[i])), picked.at)
+
+
 Pairings = dict[Hashable, Sequence[Any]]
 
 
 def paired(
     one: Picked[T], other: Picked[K], join: Callable[[T, K], J], known: Pairings
 ) -> Picked[J]:
-    """Distinct pairs of items that occur together, joined.
+    """Distinct pairs of items that occur together, joined where asked for.
 
     Args:
       known: lists of joined items: equal pairings have the same list.
@@ -90,8 +125,10 @@ def paired(
     key = tuple(one.items), tuple(other.items), distinct.tobytes()
     items = known.get(key)
     if items is None:
-        pairs = ((one.items[c // n], other.items[c % n]) for c in distinct.tolist())
-        items = known[key] = [join(*pair) for pair in pairs]
+        codes, first, second = distinct.tolist(), one.items, other.items
+        items = known[key] = Joined(
+            len(codes), lambda i: join(first[codes[i] // n], second[codes[i] % n])
+        )
     return Picked(items, at)
 
 
