@@ -20,6 +20,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.game import rewind
 from partir_search.mcts.goals import is_monotone, scorer
 from partir_search.passes.remat import Window, find_segments, rematerialize
+from partir_search.plan.evaluation import Evaluated
 from partir_search.plan.planned import Planned
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.memory_fit import PROBES, _fewest, _fewest_scans, _worth, fit_by_remat
@@ -124,7 +125,9 @@ def test_decisions_that_do_not_hold_say_nothing_of_the_worth_of_memory() -> None
         return known
 
     # Replayed, the decisions that hold are slower than any strategy.
-    slow = dataclasses.replace(known, cost=dataclasses.replace(known.cost, seconds=1e3))
+    cost = dataclasses.replace(known.cost, seconds=1e3)
+    evaluation = Evaluated(known.graph, known.sketch, known.model, cost)
+    slow = dataclasses.replace(known, evaluation=evaluation)
 
     def lossy(rewritten: Module, actions: Sequence[Action]) -> Planned:
         return slow if rewritten is recomputed else replay(rewritten, actions)

@@ -52,9 +52,9 @@ def alternate(
     minimum of all turns.
 
     Args:
-      costs_at: function from a labelling and the labels that each variable may choose, the own one
-        among them, to a model over these, whose energy approximates the true cost near the
-        labelling.
+      costs_at: function from a labelling and the labels that each variable may choose, the
+        labelling's among them, to a model of these labels. The energy approximates the true cost
+        near the labelling.
       true_cost: cost of a labelling; called once per labelling.
       blocks: groups of labels, by block and variable.
       start: [variables] initial labels.

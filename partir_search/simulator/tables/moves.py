@@ -43,9 +43,9 @@ class MoveTable:
       scope: variables, one axis of each table below.
       items: number of each way.
       prices: of the ways.
-      reduces / times: runs in a step of reductions, and of all other steps.
+      reduces / times: runs in a step of reductions, and of all further steps.
       windows: the move takes windows of the value, once the value is in their layout.
-      columns: prices by `items`; found where asked for by default.
+      columns: prices by `items`; read from `prices` by default.
     """
 
     op: int

@@ -98,8 +98,8 @@ class OrderedTables:
         """Costs linearised at a labelling, exact there.
 
         Args:
-          kept: [variables] label indices, of which labels of the result are positions; by default
-            all. Moves are priced between these labels alone.
+          kept: [variables] label indices; labels of the result are positions in these arrays. All
+            by default. Moves are priced between the labels kept alone.
         """
         seconds = self.seconds(labels)
         found = walk(self.model, self.uses, labels, seconds)

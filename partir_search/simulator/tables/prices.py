@@ -1,7 +1,6 @@
 """Prices of redistributions: lowered and priced as in a device-local program.
 
-A way is priced when a table asks for it. Exact steps along one axis read few of the ways that all
-tilings call for.
+A way is priced when a table reads the price: exact steps along one axis read few of all ways.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Columns:
     """Prices of n ways, seconds of one run each.
 
     Attributes:
-      reduced / moved: [n] seconds of collectives that reduce, and of all others but gathers.
+      reduced / moved: [n] seconds of reductions, and of all further collectives but gathers.
       gathers: [steps, n] seconds of each all_gather.
       at_once: [n] the first gather is the first step.
       copied: [n] seconds to move bytes besides.
@@ -69,7 +68,7 @@ class Prices:
 
     Attributes:
       ways: the list.
-      fetches: [ways] blocks that devices fetch for windows; () where not asked for yet.
+      fetches: [ways] blocks fetched by devices for windows; () until priced.
     """
 
     def __init__(self, pricer: Pricer, ways: Sequence[Way], quote: Quote) -> None:
@@ -130,7 +129,7 @@ class Prices:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Quote:
-    """What is priced.
+    """Kind of value whose redistributions are priced, with one case.
 
     Attributes:
       kind: values of one kind cost the same.

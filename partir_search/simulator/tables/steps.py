@@ -1,4 +1,4 @@
-"""Steps of redistributions as numbers: steps that cost the same for all values have one number."""
+"""Steps of redistributions as numbers: steps of equal cost for all values have one number."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StepTable:
         return found
 
     def copy_of(self, way: Way) -> int:
-        """Number of the layout in which a way makes a copy; NONE without a copy."""
+        """Number of the layout of the copy made by a way; NONE without a copy."""
         if way.source == way.target and not way.windows:
             return NONE
         return self._layouts.setdefault((way.target, way.windows), len(self._layouts))
@@ -78,7 +78,7 @@ class StepTable:
 
 
 class WaySteps:
-    """Steps and copies of a list of ways, found where asked for."""
+    """Steps and copies of a list of ways, found at the first reading."""
 
     def __init__(self, table: StepTable, ways: Sequence[Way]) -> None:
         self._table, self._ways = table, ways

@@ -81,7 +81,7 @@ def mapped(picked: Picked[T], to: Callable[[T], J]) -> Picked[J]:
 
 
 class Joined(Sequence[J]):
-    """Items made where asked for, each once."""
+    """Items made at the first reading, each once."""
 
     def __init__(self, length: int, make: Callable[[int], J]) -> None:
         self._items: list[J | None] = [None] * length
@@ -104,7 +104,7 @@ class Joined(Sequence[J]):
 
 
 def altered(picked: Picked[T], to: Callable[[T], J]) -> Picked[J]:
-    """Images of items, equal ones included, made where asked for."""
+    """Images of items, equal ones included, made at the first reading."""
     items = picked.items
     return Picked(Joined(len(items), lambda i: to(items[i])), picked.at)
 
@@ -115,7 +115,7 @@ Pairings = dict[Hashable, Sequence[Any]]
 def paired(
     one: Picked[T], other: Picked[K], join: Callable[[T, K], J], known: Pairings
 ) -> Picked[J]:
-    """Distinct pairs of items that occur together, joined where asked for.
+    """Distinct pairs of items met together, joined at the first reading.
 
     Args:
       known: lists of joined items: equal pairings have the same list.
