@@ -3,7 +3,7 @@
     python -m experiments.two_stacks
 
 8 + 8 scanned layers with cross attention in bf16, on a mesh stage:4, data:2, with 8 and with 16
-microbatches; prints predicted and compiled collectives and memory. Nothing runs.
+microbatches, and with 8 in two chunks; prints predicted and compiled collectives and memory. Nothing runs.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def main(_: Any) -> None:
 
     stack = {"w": f32(LAYERS, WIDTH, WIDTH), "b": f32(LAYERS, WIDTH)}
     params = {"embedding": f32(WORDS, WIDTH), "encoder": stack, "decoder": stack}
-    for count in (8, 16):
+    for count, chunks in ((8, 1), (16, 1), (8, 2)):
         schedule: list[Any] = [
-            ps.Pipeline("stage", microbatches=count),
+            ps.Pipeline("stage", microbatches=count, chunks=chunks),
             ps.ManualPartition({"tokens": 0}, "data"),
         ]
         step = ps.auto_partition(
@@ -63,7 +63,7 @@ def main(_: Any) -> None:
             progress=False,
         )(jax.jit(_step, donate_argnums=0))
         tokens = jax.ShapeDtypeStruct((ROWS * count, LENGTH + 1), jnp.int32)
-        print(count, "microbatches")
+        print(f"{count} microbatches, chunks={chunks}")
         print(step.plan(params, tokens).verify("tpu_v5e:2x4"))
 
 

@@ -6,8 +6,9 @@ of every v p. Loops over the ticks between them compute no entry, head or exit.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, Phase, PipelineSchedule
 
@@ -20,7 +21,13 @@ def runs(schedule: PipelineSchedule) -> tuple[Phase, ...]:
 
     After `MOST_RUNS` loops of a phase its last loop takes all ticks that are left.
     """
-    return tuple(run for phase in schedule.phases() for run in _cut(schedule, phase))
+    if schedule.chunks == 1:
+        return schedule.phases()
+    return tuple(
+        run
+        for phase in schedule.phases()
+        for run in cut_at_ends(phase, functools.partial(_has_end, schedule, phase.kinds))
+    )
 
 
 def ticks_with_ends(schedule: PipelineSchedule) -> int:
@@ -28,11 +35,14 @@ def ticks_with_ends(schedule: PipelineSchedule) -> int:
     return sum(run.ticks for run in runs(schedule) if _ends_in(schedule, run))
 
 
-def _cut(schedule: PipelineSchedule, phase: Phase) -> list[Phase]:
-    if schedule.chunks == 1:
-        return [phase]
+def cut_at_ends(phase: Phase, has_end: Callable[[int], bool]) -> list[Phase]:
+    """Runs of ticks of a phase, with an end in some tick or in none.
+
+    Args:
+      has_end: True for a tick in which a microbatch enters, reaches the head or leaves.
+    """
     found: list[tuple[bool, Phase]] = []
-    for ends, ticks in _alike(schedule, phase):
+    for ends, ticks in _alike(phase, has_end):
         ends |= len(ticks) < LEAST_TICKS
         start = ticks[0]
         if found and found[-1][0] == ends:
@@ -45,12 +55,8 @@ def _cut(schedule: PipelineSchedule, phase: Phase) -> list[Phase]:
     return [*cut[: MOST_RUNS - 1], rest]
 
 
-def _alike(schedule: PipelineSchedule, phase: Phase) -> Iterator[tuple[bool, list[int]]]:
+def _alike(phase: Phase, has_end: Callable[[int], bool]) -> Iterator[tuple[bool, list[int]]]:
     """Ticks of a phase with an end, and without one, in turn."""
-
-    def has_end(tick: int) -> bool:
-        return _has_end(schedule, phase.kinds, tick)
-
     for ends, ticks in itertools.groupby(range(phase.start, phase.stop), has_end):
         yield ends, list(ticks)
 

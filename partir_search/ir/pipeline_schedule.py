@@ -87,10 +87,8 @@ class PipelineSchedule:
                 f" multiple of its {self.stages} stages"
             )
 
-        if self.stacks > 1 and (self.chunks > 1 or self.split or self.schedule == GPIPE):
-            raise ValueError(
-                f"{self.stacks} stacks of layers run with chunks=1 and schedule={ONE_F_ONE_B!r}"
-            )
+        if self.stacks > 1 and (self.split or self.schedule == GPIPE):
+            raise ValueError(f"{self.stacks} stacks of layers run with schedule={ONE_F_ONE_B!r}")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -103,20 +101,28 @@ class PipelineSchedule:
 
     @property
     def ticks(self) -> int:
-        last = 2 * (self.stacks - 1) * (self.stages - 1)  # of all stacks, before B of the first
+        last = 2 * (self.stacks - 1) * self.through  # of all stacks, before B of the first
         return (
             dataclasses.replace(self, stacks=1, place=0)._first(BACKWARD)
             + last
             + (self.items + self.stages - 1)
         )
 
+    @property
+    def through(self) -> int:
+        """Ticks from the first chunk of a microbatch on the first device to the last on the last.
+
+        A microbatch begins with the next stack in the tick in which it ends with a stack.
+        """
+        return self.chunks * self.stages - 1
+
     def _first(self, kind: str) -> int:
         """First tick with work of a kind on any device."""
         if kind == FORWARD:
-            return self.place * (self.stages - 1)
+            return self.place * self.through
         all_forward = self.items + self.stages - 1
-        first = all_forward if self.schedule == GPIPE else self.chunks * self.stages - 1
-        first += (2 * self.stacks - 2 - self.place) * (self.stages - 1)
+        first = all_forward if self.schedule == GPIPE else self.through
+        first += (2 * self.stacks - 2 - self.place) * self.through
         return first + (self.stages - 1 if kind == WEIGHTS else 0)
 
     def delay(self, kind: str, device: int) -> int:
@@ -166,12 +172,12 @@ class PipelineSchedule:
         """Most (chunk, microbatch) items of a device from F to the end of B, or of W if split off.
 
         Device 0 has the most: min(m v, p v + p - 1) for `1f1b`, in stage-microbatches (divided by
-        chunks) min(m, p + (p - 1) / v); m v for `gpipe`. Each later stack adds 2 (p - 1) items.
+        chunks) min(m, p + (p - 1) / v); m v for `gpipe`. Each later stack adds 2 (v p - 1) items.
         """
         if self.schedule == GPIPE:
             return self.items
         fewer = device if self.split else 2 * device  # W ends on all devices in the same tick
-        later = 2 * (self.stacks - 1 - self.place) * (self.stages - 1)
+        later = 2 * (self.stacks - 1 - self.place) * self.through
         return min(self.items, (self.chunks + 1) * self.stages - 1 - fewer + later)
 
     def seconds(self, of_kind: Mapping[str, float] | None = None) -> float:

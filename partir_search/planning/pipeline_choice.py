@@ -144,7 +144,7 @@ def _tactics(
         if stages < 2 or stack.layers % stages:
             continue
         groups = _groups(axis, mesh, machine)
-        most = stack.layers // stages if stack.stacks == 1 else 1
+        most = stack.layers // stages
         for chunks in (tactic.chunks,) if tactic.chunks else range(1, most + 1):
             if stack.layers % (stages * chunks):
                 continue

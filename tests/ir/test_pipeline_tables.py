@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from partir_search.ir.pipeline_picture import picture, spans
-from partir_search.ir.pipeline_schedule import GPIPE, ONE_F_ONE_B, SCHEDULES, PipelineSchedule
+from partir_search.ir.pipeline_schedule import (
+    GPIPE,
+    ONE_F_ONE_B,
+    SCHEDULES,
+    Item,
+    PipelineSchedule,
+)
 from partir_search.ir.pipeline_table import PipelineTable, Work, pipeline_table
 
 
@@ -74,22 +80,29 @@ def test_in_flight_without_chunks() -> None:
         assert [s.in_flight(d) for d in range(p)] == [min(m, 2 * (p - 1 - d) + 1) for d in range(p)]
 
 
+@pytest.mark.parametrize("v", [1, 2])
 @pytest.mark.parametrize("stacks", [2, 3])
-def test_stacks_run_one_after_the_other(stacks: int) -> None:
+def test_stacks_run_one_after_the_other(stacks: int, v: int) -> None:
     """Each run begins when the first microbatch leaves the run before; B mirrors F."""
-    p, m = 4, 24
-    found = [PipelineSchedule(p, m, stacks=stacks, place=k) for k in range(stacks)]
+    p, m = 4, 48
+    found = [PipelineSchedule(p, m, v, stacks=stacks, place=k) for k in range(stacks)]
+    through = v * p - 1
     for k, s in enumerate(found):
         table = pipeline_table(s)
         assert table.faults() == []
-        assert s.ticks == 2 * stacks * (p - 1) + m
-        assert table.residuals.count == s.in_flight() == 2 * (stacks - k) * (p - 1) + 1
-        assert s.idle_fraction() == pytest.approx((p - 1) / (m + p - 1))
-    for earlier, later in itertools.pairwise(found):
-        assert later.delay("F", 0) == earlier.delay("F", p - 1)
-        assert earlier.delay("B", p - 1) == later.delay("B", 0)
-    with pytest.raises(ValueError, match="2 stacks of layers run with chunks=1"):
-        PipelineSchedule(p, m, 2, stacks=2)
+        assert s.ticks == (2 * stacks - 1) * through + p - 1 + m * v
+        most = (v + 1) * p - 1 + 2 * (stacks - 1 - k) * through
+        assert table.residuals.count == s.in_flight() == most
+        assert s.idle_fraction() == pytest.approx((p - 1) / (m * v + p - 1))
+    for earlier, later in itertools.pairwise(map(pipeline_table, found)):
+        last = {item: t for t, item in earlier.work["F"][p - 1].items()}
+        entered = {j: t for t, j in later.entries().items()}
+        assert all(entered[j] == last[Item(v - 1, j)] for j in range(m))
+        left = {j: t for t, j in later.exits().items()}
+        begun = {j: t for t, j in earlier.heads().items()}
+        assert left == begun
+    with pytest.raises(ValueError, match="2 stacks of layers run with schedule='1f1b'"):
+        PipelineSchedule(p, m, schedule="gpipe", stacks=2)
 
 
 def _replaced(table: PipelineTable, kind: str, works: Work) -> PipelineTable:

@@ -53,7 +53,7 @@ def test_decoders_read_the_encoder() -> None:
 
 
 def test_numbers_left_open() -> None:
-    """The closed forms take both stacks as one, without chunks."""
+    """The closed forms take both stacks as one."""
     step, args = jax.jit(STEPS["translated"]), arguments()
     call = split_call(step, args, {}, (), ())
     stack = stack_of(read_call(step, call, args, {}, "step").module)
@@ -61,12 +61,13 @@ def test_numbers_left_open() -> None:
     assert (stack.stacks, stack.layers) == (2, LAYERS // 2)
     mesh, machine = ps.MeshShape(("stage",), (2,)), ps.MACHINES["tpu_v5e"]
     found = candidates(stack, ps.Pipeline(), mesh, machine, 1e9)
-    assert {c.tactic.chunks for c in found} == {1}
+    assert {c.tactic.chunks for c in found} == {1, 2}
 
 
-def test_chunks_of_two_stacks() -> None:
-    with pytest.raises(ValueError, match="2 stacks of layers run with chunks=1"):
-        planned(AbstractMesh((2,), ("stage",)), ps.Pipeline("stage", microbatches=4, chunks=2))
+def test_gpipe_of_two_stacks() -> None:
+    tactic = ps.Pipeline("stage", microbatches=4, schedule="gpipe")
+    with pytest.raises(ValueError, match="2 stacks of layers run with schedule='1f1b'"):
+        planned(AbstractMesh((2,), ("stage",)), tactic)
 
 
 def test_norms_are_computed_again() -> None:
@@ -99,11 +100,12 @@ def test_print(golden: Callable[[str], None]) -> None:
 
 @pytest.mark.devices
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [(4, 2, 1), (2, 2, 2)])
-def test_executed(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(("shape", "chunks"), [((4, 2, 1), 1), ((2, 2, 2), 1), ((2, 2, 2), 2)])
+def test_executed(shape: tuple[int, int, int], chunks: int) -> None:
     """Other axes inside of stages are searched over."""
     mesh = jax.make_mesh(shape, ("stage", "data", "model"))
-    step, plan = planned(mesh, ps.Pipeline("stage", microbatches=4), ps.AutomaticPartition())
+    pipeline = ps.Pipeline("stage", microbatches=4, chunks=chunks)
+    step, plan = planned(mesh, pipeline, ps.AutomaticPartition())
     assert plan.pipeline is not None
     want = jax.tree.leaves(jax.jit(STEPS["translated"])(*arguments()))
     assert_same(jax.tree.leaves(step(*arguments())), want, tolerance=1e-5)

@@ -1,9 +1,9 @@
 """Loop over the ticks of a lockstep pipeline with several stacks of layers.
 
-Each stage holds an equal part of every stack. In a tick a stage runs the layers of each stack for
-one microbatch, F of the first stack first and B of the first stack last; a microbatch leaves the
-last stage of a run in the first tick of the next run. Values of earlier segments travel
-beside the carry (`chain_parts`): the decoder's stages read the encoder's result.
+Each stage holds an equal part of every stack, or equal chunks. In a tick a stage runs the layers of
+each stack for one microbatch, F of the first stack first and B of the first stack last; a
+microbatch leaves the last stage of a run in the first tick of the next run. Values of earlier
+segments travel beside the carry (`travelling`): the decoder's stages read the encoder's result.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from partir_search.ir.core import Operand, Value
+from partir_search.ir.pipeline_runs import cut_at_ends
 from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, Phase, PipelineSchedule
 from partir_search.ir.pipeline_table import pipeline_table
 from partir_search.passes.pipeline.body_values import Arrays, BodyValues
@@ -49,11 +50,12 @@ class Chain:
     """
 
     def __init__(self, parts: ChainParts, schedule: PipelineSchedule, constants: Arrays) -> None:
-        self._parts, self._stages = parts, schedule.stages
+        self._parts, self._schedule = parts, schedule
+        self._stages, self._chunks = schedule.stages, schedule.chunks
         self._microbatches = schedule.microbatches
         self._tables = [pipeline_table(s) for s in stack_schedules(schedule, len(parts.stacks))]
         self._values = BodyValues(parts.stacks[0].body, constants)
-        self._layers = StageLayers(self._values, self._stages, 1)
+        self._layers = StageLayers(self._values, self._stages, self._chunks)
         self._kept = [
             [j for j in sorted(set(s.residuals.values())) if j not in fixed_residuals(s)]
             for s in parts.stacks
@@ -62,15 +64,15 @@ class Chain:
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Results of the loop."""
-        parts, stages = self._parts, self._stages
+        parts, stages, chunks = self._parts, self._stages, self._chunks
         self.staged.clear()
-        operands = [operands_of(s, self._values, arrays, stages, 1) for s in parts.stacks]
+        operands = [operands_of(s, self._values, arrays, stages, chunks) for s in parts.stacks]
         state: State = {}
         for run in range(len(parts.runs)):
             state |= self._empty(run)
         carries = [parts.stacks[k or 0].totals[i] for i, k in enumerate(parts.adders)]
         firsts = operands[0].totals
-        totals = [first_total(t, x, stages, 1) for t, x in zip(carries, firsts, strict=True)]
+        totals = [first_total(t, x, stages, chunks) for t, x in zip(carries, firsts, strict=True)]
         made: dict[int, list[list[Any]]] = {}
         ticks: dict[int, list[int]] = {}
         for start, stop in self._phases():
@@ -79,13 +81,13 @@ class Chain:
                 made.setdefault(segment, []).append(found)
                 ticks.setdefault(segment, []).extend(range(start, stop))
         finals = [
-            last_total(t, first, x, 1, parts.stacks[k or 0].forward.count)
+            last_total(t, first, x, chunks, parts.stacks[k or 0].forward.count)
             for k, t, first, x in zip(parts.adders, carries, firsts, totals, strict=True)
         ]
         results: dict[int, Any] = {}
         for segment, phases in made.items():
-            first = segment * (stages - 1)
-            order = [ticks[segment].index(first + n) for n in range(self._microbatches)]
+            at = {number: tick for tick, number in self._segment_ticks(segment).items()}
+            order = [ticks[segment].index(at[n]) for n in range(self._microbatches)]
             columns = zip(*phases, strict=True)
             results |= {
                 i: rows_at(column, order)
@@ -97,19 +99,27 @@ class Chain:
 
     def _span(self, run: int) -> range:
         """Ticks of a run on any device."""
-        first = run * (self._stages - 1)
-        return range(first, first + self._microbatches + self._stages - 1)
+        first = run * self._schedule.through
+        return range(first, first + self._schedule.items + self._stages - 1)
 
-    def _segment_ticks(self, segment: int) -> range:
-        """Ticks of a segment, one for each microbatch."""
-        first = segment * (self._stages - 1)
-        return range(first, first + self._microbatches)
+    def _segment_ticks(self, segment: int) -> dict[int, int]:
+        """Microbatch of a segment by tick."""
+        first = segment * self._schedule.through
+        groups = [divmod(n, self._stages) for n in range(self._microbatches)]
+        of_group = self._stages * self._chunks
+        return {first + group * of_group + i: n for n, (group, i) in enumerate(groups)}
 
     def _phases(self) -> Iterator[tuple[int, int]]:
-        """Runs of ticks with equal kinds of work."""
+        """Runs of ticks with equal kinds of work; with chunks, with a segment and with none."""
         spans = [self._span(run) for run in range(len(self._parts.runs))]
         cuts = sorted({s.start for s in spans} | {s.stop for s in spans})
-        return itertools.pairwise(cuts)
+        ends = {t for j in range(1 + self._parts.last) for t in self._segment_ticks(j)}
+        for start, stop in itertools.pairwise(cuts):
+            if self._chunks == 1:
+                yield start, stop
+                continue
+            for run in cut_at_ends(Phase("", start, stop), ends.__contains__):
+                yield run.start, run.stop
 
     def _empty(self, run: int) -> State:
         """State of a run before the first tick: no carry, empty slots."""
@@ -119,7 +129,7 @@ class Chain:
             f"carry{run}": [_zeros((self._stages,), x.type.shape, x.type.dtype) for x in carried]
         }
         if run < len(self._parts.stacks):
-            length = -(-layers.count // self._stages)
+            length = -(-layers.count // (self._stages * self._chunks))
             shape = self._stages, self._tables[k].residuals.count, length
             kept = [layers.stacks[j].type for j in self._kept[k]]
             state[f"slots{k}"] = [_zeros(shape, x.shape[1:], x.dtype) for x in kept]
@@ -132,19 +142,26 @@ class Chain:
         parts = self._parts
         ticks = range(start, stop)
         runs = [r for r in range(len(parts.runs)) if start in self._span(r)]
-        segments = [j for j in range(1 + parts.last) if set(ticks) & set(self._segment_ticks(j))]
+        places = [self._segment_ticks(j) for j in range(1 + parts.last)]
+        segments = [j for j, at in enumerate(places) if not at.keys().isdisjoint(ticks)]
         rows: dict[str, Any] = {}
         for j in segments:
-            numbers = np.arange(start, stop) - self._segment_ticks(j).start
-            valid = (numbers >= 0) & (numbers < self._microbatches)
-            rows[f"segment{j}"] = np.clip(numbers, 0, self._microbatches - 1).astype(np.int32)
-            if not valid.all():
-                rows[f"valid{j}"] = valid
+            numbers = np.array([places[j].get(t, -1) for t in ticks], np.int32)
+            rows[f"segment{j}"] = np.maximum(numbers, 0)
+            if (numbers < 0).any():
+                rows[f"valid{j}"] = numbers >= 0
+        passing = set[int]()
         for run in runs:
             k, kind = parts.runs[run][0], self._kind(run)
             found = tick_rows(self._tables[k], Phase(kind, start, stop))
             rows[f"microbatch{run}"] = found.arrays[f"microbatch_{kind}"]
             rows[f"slot{run}"] = found.arrays[f"slot_{kind}"]
+            if self._chunks > 1:
+                rows[f"chunk{run}"] = found.arrays[f"chunk_{kind}"]
+            if "last_valid" in found.flags:
+                rows[f"last{run}"] = found.flags["last_valid"]
+            if found.passes:
+                passing.add(run)
             if "writes" in found.flags:
                 rows[f"writes{run}"] = found.flags["writes"]
         changed = {f"carry{r}" for r in runs}
@@ -165,7 +182,7 @@ class Chain:
                 if j in segments:
                     entering, made[j] = self._segment(j, row, operands[0], out, sums)
                 if j in runs:
-                    out = self._run(j, row, operands, now, entering, sums)
+                    out = self._run(j, row, operands, now, entering, sums, j in passing)
             now["totals"] = [sums[i] for i in own]
             return {name: now[name] for name in moving}, made
 
@@ -234,12 +251,14 @@ class Chain:
         state: State,
         entering: list[Any] | None,
         sums: list[Any],
+        passes: bool,
     ) -> Mapping[Value, Any]:
         """Runs the layers of all stages; returns results by value, with a dim of stages.
 
         Args:
           entering: values that enter the first stage of the run; None for a phase without any.
           state, sums: carries, slots and totals, changed in place.
+          passes: True if the first stage of a backward run goes on with arriving cotangents.
         """
         parts, (k, layers) = self._parts, self._parts.runs[run]
         forward = self._kind(run) == FORWARD
@@ -247,15 +266,22 @@ class Chain:
         carry = state[f"carry{run}"]
         count, valid = len(layers.carry), row.get(f"valid{run}")
         if entering is not None:
-            always = 0 if forward else count  # cotangents are zeros without a microbatch
             carry = [
-                with_stage(x, first, new, None if i < always else valid)
+                with_stage(x, first, new, valid if forward or i >= count else row.get(f"last{run}"))
                 for i, (x, new) in enumerate(zip(carry, entering, strict=True))
+            ]
+        elif not forward and self._chunks > 1 and not passes:
+            # Cotangents of microbatches that have left arrive from the last stage of the run.
+            carry = [
+                with_stage(x, first, jnp.zeros_like(x[0]), row.get(f"last{run}"))
+                if i < count
+                else x
+                for i, x in enumerate(carry)
             ]
         travelling = dict(zip(parts.travelling[run], carry[count:], strict=True))
         consts, axes = self._consts(layers, row[f"microbatch{run}"], operands[k], travelling)
         stack, kept = parts.stacks[k], self._kept[k]
-        chunk = jnp.zeros(self._stages, jnp.int32)  # the only one
+        chunk = row.get(f"chunk{run}", jnp.zeros(self._stages, jnp.int32))
         if forward:
             given = dict(enumerate(operands[k].forward))
             given |= {len(layers.stacked) + j: x for j, x in operands[k].fixed.items()}
@@ -277,10 +303,12 @@ class Chain:
                 chunk,
                 stack.summed,
             )
+            to = chunk if self._chunks > 1 else None
             for i, total in enumerate(stack.totals):
                 if total.stack is not None:
-                    sums[i] = with_gradients(total, sums[i], gradients[total.stack], None)
-        state[f"carry{run}"] = [shifted(x, by, False) for x in (*out, *travelling.values())]
+                    sums[i] = with_gradients(total, sums[i], gradients[total.stack], to)
+        passed, wrap = (*out, *travelling.values()), self._chunks > 1
+        state[f"carry{run}"] = [shifted(x, by, wrap) for x in passed]
         return {**travelling, **dict(zip(layers.finals, out, strict=True))}
 
     def _written(
