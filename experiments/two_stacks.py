@@ -3,7 +3,8 @@
     python -m experiments.two_stacks
 
 8 + 8 scanned layers with cross attention in bf16, on a mesh stage:4, data:2, with 8 and with 16
-microbatches, and with 8 in two chunks; prints predicted and compiled collectives and memory. Nothing runs.
+microbatches, and with 8 in two chunks; prints predicted and compiled collectives and memory.
+Nothing runs.
 """
 
 from __future__ import annotations
