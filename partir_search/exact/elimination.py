@@ -48,26 +48,52 @@ class Order:
 
 def elimination_order(model: PairwiseModel) -> Order:
     """Greedy order: the variable with the smallest table comes next."""
-    return _greedy_order(model.sizes, adjacency(model))
+    return _greedy_order(list(model.sizes), adjacency(model))[0]
 
 
-def _greedy_order(sizes: Sequence[int], near: dict[int, set[int]]) -> Order:
-    """Greedy order of variables with `sizes` labels; `near` holds neighbours and is emptied."""
+def _greedy_order(
+    sizes: list[int], near: dict[int, set[int]], max_entries: float = math.inf
+) -> tuple[Order, list[int]]:
+    """Greedy order of variables with `sizes` labels, and the variables fixed.
 
-    def entries(u: int) -> int:
-        return sizes[u] * math.prod(map(sizes.__getitem__, near.get(u, ())))
+    Once the smallest table has more than `max_entries`, the variable with the largest share in
+    the tables left is fixed: one label, no neighbours.
 
-    current = [entries(u) for u in range(len(sizes))]
+    Args:
+      sizes: 1 for fixed variables afterwards.
+      near: neighbours; emptied.
+    """
+    current = [
+        size * math.prod([sizes[v] for v in near.get(u, ())]) for u, size in enumerate(sizes)
+    ]
     heap = [(size, u) for u, size in enumerate(current)]
     heapq.heapify(heap)
     variables: list[int] = []
     scopes: list[Set[int]] = []
+    fixed: list[int] = []
     done = [False] * len(sizes)
     largest = total = 0
+
+    def update(changed: Set[int]) -> None:
+        for v in changed:
+            current[v] = sizes[v] * math.prod([sizes[w] for w in near[v]])
+            heapq.heappush(heap, (current[v], v))
+
     while heap:
         size, u = heapq.heappop(heap)
         if done[u] or size != current[u]:
             continue  # outdated: pushed before a neighbour was eliminated
+        if size > max_entries:
+            v = _largest_share(sizes, near, current, max_entries) if near.get(u) else u
+            fixed.append(v)
+            done[v], sizes[v] = True, 1
+            scope = near.pop(v, set())
+            for w in scope:
+                near[w].discard(v)
+            update(scope)
+            if not done[u]:
+                heapq.heappush(heap, (current[u], u))
+            continue
         done[u] = True
         scope = near.pop(u, set())
         variables.append(u)
@@ -76,10 +102,26 @@ def _greedy_order(sizes: Sequence[int], near: dict[int, set[int]]) -> Order:
         for v in scope:
             near[v] |= scope
             near[v] -= {u, v}
-        for v in scope:
-            current[v] = entries(v)
-            heapq.heappush(heap, (current[v], v))
-    return Order(variables, scopes, largest, total)
+        update(scope)
+    if fixed:
+        variables, scopes = [*variables, *fixed], [s - set(fixed) for s in scopes]
+        scopes += [set[int]() for _ in fixed]
+    return Order(variables, scopes, largest, total), fixed
+
+
+def _largest_share(
+    sizes: Sequence[int], near: dict[int, set[int]], current: Sequence[int], max_entries: float
+) -> int:
+    """Variable with the largest share in tables beyond a limit, on a log scale."""
+    weight: dict[int, float] = collections.defaultdict(float)
+    for u, scope in near.items():
+        excess = math.log(current[u] / max_entries)
+        for v in (u, *scope):
+            weight[v] += excess
+    return max(
+        (v for v in weight if sizes[v] > 1),
+        key=lambda v: (weight[v] * math.log(sizes[v]), sizes[v], -v),
+    )
 
 
 def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
@@ -137,44 +179,13 @@ def minimum_within(
     Args:
       order: order of elimination, greedy by default.
     """
-    order = order or elimination_order(model)
-    if order.largest <= max_entries:
+    if order is not None and order.largest <= max_entries:
         return eliminate(model, order)
-    sizes, kept = list(model.sizes), model.all_labels()
-    while order.largest > max_entries:
-        for u in _contributors(sizes, order, max_entries):
-            sizes[u], kept[u] = 1, np.array([start.labels[u]], dtype=np.int64)
-        near: dict[int, set[int]] = collections.defaultdict(set)
-        for u, v in model.pairs:
-            if sizes[u] > 1 and sizes[v] > 1:
-                near[u].add(v)
-                near[v].add(u)
-        order = _greedy_order(sizes, near)
+    sizes = list(model.sizes)
+    order, fixed = _greedy_order(sizes, adjacency(model), max_entries)
+    if not fixed:
+        return eliminate(model, order)
+    kept = model.all_labels()
+    for u in fixed:
+        kept[u] = np.array([start.labels[u]], dtype=np.int64)
     return lift_labelling(eliminate(model.restricted(kept), order), kept)
-
-
-def _contributors(sizes: Sequence[int], order: Order, max_entries: int) -> Sequence[int]:
-    """Variables to fix: those with the largest shares in tables beyond the limit, on a log scale.
-
-    As many as halve the excess under `order`: another order of the remaining variables may then
-    need fewer to be fixed.
-    """
-    tables: list[tuple[set[int], float]] = []
-    for u, scope in zip(order.variables, order.scopes, strict=True):
-        entries = sizes[u] * math.prod(map(sizes.__getitem__, scope))
-        if entries > max_entries:
-            tables.append(
-                ({v for v in (u, *scope) if sizes[v] > 1}, math.log(entries / max_entries))
-            )
-    enough, fixed = sum(excess for _, excess in tables) / 2, list[int]()
-    while tables and sum(excess for _, excess in tables) > enough:
-        weight: dict[int, float] = collections.defaultdict(float)
-        for variables, excess in tables:
-            for v in variables:
-                weight[v] += excess
-        chosen = max(weight, key=lambda v: (weight[v], sizes[v], -v))
-        fixed.append(chosen)
-        gain = math.log(sizes[chosen])
-        changed = [(v - {chosen}, e - gain if chosen in v else e) for v, e in tables]
-        tables = [(v, e) for v, e in changed if e > 0.0]
-    return fixed

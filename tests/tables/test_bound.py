@@ -85,7 +85,7 @@ def test_gathers_run_beside_no_more_compute_than_the_bound(name: str) -> None:
             found = walk(game.model, ordered.uses, at, ordered.seconds(at))
             for use, early, most in zip(ordered.uses, found.uses, before, strict=True):
                 place = [at[x] for x in use.table.scope]
-                whole = np.broadcast_to(most, use.table.moved.shape)
+                whole = np.broadcast_to(most, use.table.items.shape)
                 assert early.early <= float(whole[tuple(place)]) * (1.0 + 1e-9)
     assert 0.0 < widest[2] < widest[1] <= widest[0]
 

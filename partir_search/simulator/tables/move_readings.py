@@ -16,6 +16,7 @@ from partir_search.exact.pairwise import ModelBuilder
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.tables.copy_groups import CopyGroup, CopyUse
 from partir_search.simulator.tables.hiding import HidingCompute
+from partir_search.simulator.tables.prices import Columns
 from partir_search.simulator.tables.uses import Use, by_group
 from partir_search.simulator.tables.variables import Variables
 from partir_search.simulator.tables.walk import Walk
@@ -25,6 +26,7 @@ from partir_search.simulator.target.traits import XlaTraits
 def read_at(
     builder: ModelBuilder,
     uses: Sequence[Use],
+    columns: Sequence[Columns],
     found: Walk,
     labels: Ints,
     traits: XlaTraits,
@@ -32,30 +34,32 @@ def read_at(
     """Adds moves as they are near a labelling, exact there.
 
     Args:
+      columns: prices of the uses, by the labels of the builder.
       found: walk at the labelling.
+      labels: labels of the builder at the labelling.
     """
     by_group: dict[int, list[tuple[Use, int]]] = {}  # by group: uses with a copy, and its layout
     paid: dict[int, float] = {}  # by number of a copy, seconds
-    places = [tuple(labels[x] for x in use.table.scope) for use in uses]
-    for use, at, place in zip(uses, found.uses, places, strict=True):
+    each = labels.tolist()
+    places = [tuple([each[x] for x in use.table.scope]) for use in uses]
+    for use, prices, at, place in zip(uses, columns, found.uses, places, strict=True):
         if at.copy >= 0:
-            by_group.setdefault(use.group, []).append((use, int(use.table.copies[place])))
+            by_group.setdefault(use.group, []).append((use, int(prices.copies[place])))
             if at.moves:
-                paid[at.copy] = at.exposed + float(use.table.copied[place])
-    for use, at, place in zip(uses, found.uses, places, strict=True):
-        table = use.table
-        waiting, early = split_gathers(use, at.early, traits)
+                paid[at.copy] = at.exposed + float(prices.copied[place]) * use.table.times
+    for use, prices, at, place in zip(uses, columns, found.uses, places, strict=True):
+        waiting, early = split_gathers(use, prices, at.early, traits)
         if traits.defers_weight_gradients and (at.idle or (at.total and not at.exposed)):
-            waiting = np.zeros(waiting.shape)
-        cost = waiting + early + table.copied
+            waiting = 0.0 * waiting
+        cost = waiting + early + prices.copied * use.table.times
         for other, layout in by_group.get(use.group, ()) if use.group >= 0 else ():
             if other is not use:
-                cost = np.where(table.copies == layout, cost / 2, cost)
+                cost = np.where(prices.copies == layout, cost / 2, cost)
         if at.copy >= 0:
             cost[place] = paid[at.copy] / found.sharing[at.copy]
         else:
-            cost[place] = at.exposed + float(table.copied[place])
-        builder.add(table.scope, cost)
+            cost[place] = at.exposed + float(prices.copied[place]) * use.table.times
+        builder.add(use.table.scope, cost)
 
 
 def read_below(
@@ -77,12 +81,16 @@ def read_below(
     """
 
     def seconds(use: Use, early: Floats | float) -> Floats:
+        prices = use.table.columns
         if use.optional:
-            return np.zeros(use.table.moved.shape)
-        waiting, exposed = split_gathers(use, early, traits)
-        if traits.defers_weight_gradients and not excess[use.region]:
-            return exposed + use.table.copied
-        return waiting + exposed + use.table.copied
+            return np.zeros(prices.moved.shape)
+        waiting, exposed = split_gathers(use, prices, early, traits)
+        copied: Floats = exposed + prices.copied * use.table.times
+        return (
+            copied
+            if traits.defers_weight_gradients and not excess[use.region]
+            else (waiting + copied)
+        )
 
     found: list[CopyGroup] = []
     groups = by_group(uses)
@@ -97,23 +105,27 @@ def read_below(
         elif use is members[0]:
             x = variables.of_value(use.table.value)
             each = [(u.table, seconds(u, hiding.before(u))) for u in members]
-            found.append(CopyGroup.of(x, [CopyUse.of(t.scope, x, c, t.copies) for t, c in each]))
+            copies = [CopyUse.of(t.scope, x, c, t.columns.copies) for t, c in each]
+            found.append(CopyGroup.of(x, copies))
     return found
 
 
-def split_gathers(use: Use, early: float | Floats, traits: XlaTraits) -> tuple[Floats, Floats]:
+def split_gathers(
+    use: Use, prices: Columns, early: float | Floats, traits: XlaTraits
+) -> tuple[Floats, Floats | float]:
     """Seconds per step of collectives that wait for their turn, and of gathers that start early
     beyond the seconds that hide each.
     """
     table = use.table
-    waiting, exposed = table.moved.copy(), np.zeros(table.moved.shape)
-    for k, seconds in enumerate(table.gathers):
+    waiting: Floats = prices.reduced * table.reduces + prices.moved * table.times
+    exposed: Floats | float = 0.0
+    for k, seconds in enumerate(prices.gathers):
         hides = np.maximum(seconds - early, 0.0)
         if traits.async_all_gather == "since_source":
-            exposed += hides * table.times
+            exposed = exposed + hides * table.times
         elif traits.async_all_gather == "arguments" and use.argument and k == 0:
-            exposed += np.where(table.at_once, hides, 0.0) * table.times
-            waiting += np.where(table.at_once, 0.0, seconds) * table.times
+            exposed = exposed + np.where(prices.at_once, hides, 0.0) * table.times
+            waiting += np.where(prices.at_once, 0.0, seconds) * table.times
         else:
             waiting += seconds * table.times
     return waiting, exposed

@@ -14,7 +14,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Layout, Partial, Window, whole_where_uneven, windows_of
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.home_layouts import taken_from
-from partir_search.simulator.arrays import Bools, Floats, Ints
+from partir_search.simulator.arrays import Bools, Ints
 from partir_search.simulator.tables.label_sets import FIRST_PASS, LabelSet
 from partir_search.simulator.tables.prices import Columns, Fetches, Price, Pricer, Prices
 from partir_search.simulator.tables.shares import effective_tiles, loops_of
@@ -45,7 +45,6 @@ class MoveTable:
       prices: of the ways.
       reduces / times: runs in a step of reductions, and of all further steps.
       windows: the move takes windows of the value, once the value is in their layout.
-      columns: prices by `items`; read from `prices` by default.
     """
 
     op: int
@@ -58,38 +57,10 @@ class MoveTable:
     times: float
     windows: bool
 
-    columns: Columns | None = None
-
     @functools.cached_property
-    def _columns(self) -> Columns:
-        return self.columns or self.prices.of(self.items)
-
-    @functools.cached_property
-    def moved(self) -> Floats:
-        """Seconds per step of collectives, gathers apart."""
-        found: Floats = self._columns.reduced * self.reduces + self._columns.moved * self.times
-        return found
-
-    @property
-    def gathers(self) -> Floats:
-        """[steps, ...] seconds of one run of each all_gather."""
-        return self._columns.gathers
-
-    @property
-    def at_once(self) -> Bools:
-        """The first gather is the first step."""
-        return self._columns.at_once
-
-    @functools.cached_property
-    def copied(self) -> Floats:
-        """Seconds per step of copies."""
-        found: Floats = self._columns.copied * self.times
-        return found
-
-    @property
-    def copies(self) -> Ints:
-        """Number of the layout in which the copy is, or NONE without a copy."""
-        return self._columns.copies
+    def columns(self) -> Columns:
+        """Prices by labels of the scope."""
+        return self.prices.of(self.items)
 
     @property
     def fetches(self) -> Sequence[Fetches]:
@@ -99,13 +70,7 @@ class MoveTable:
     def restricted(self, kept: Sequence[Ints]) -> MoveTable:
         """The table over subsets of the labels, by variable."""
         items = sliced(self.items, self.scope, kept)
-        if items is self.items:
-            return self
-        return dataclasses.replace(self, items=items, columns=None)
-
-    def over(self, items: Ints, columns: Columns) -> MoveTable:
-        """The table over some of the ways, given their prices."""
-        return dataclasses.replace(self, items=items, columns=columns)
+        return self if items is self.items else dataclasses.replace(self, items=items)
 
     def at(self, labels: Sequence[int]) -> Price:
         """Prices at one labelling, seconds of one run."""

@@ -47,7 +47,6 @@ class OrderedTables:
     uses: Sequence[Use]
     inconsistent: Sequence[tuple[tuple[int, int], Bools]]
     sizes: Sequence[int]
-    _slices: dict[Hashable, tuple[Ints, object]] = dataclasses.field(default_factory=dict)
     _columns: dict[Hashable, tuple[Columns, object]] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -110,27 +109,25 @@ class OrderedTables:
         if hidden:  # seconds of dots that all run beside collectives change nothing
             whole = self._read_kernels(labels, exact=True).model().energy(labels)
             builder.constant += whole - builder.model().energy(labels)
-        uses = self.uses
-        if kept is not None:
+        if kept is None:
+            columns = [use.table.columns for use in self.uses]
+        else:
             builder = ModelBuilder.of(builder.model().restricted(kept))
-            uses = [dataclasses.replace(u, table=self._kept(u.table, kept)) for u in uses]
+            columns = [self._kept(use.table, kept) for use in self.uses]
             labels = _positions(kept, labels)
-        read_at(builder, uses, found, labels, self.model.machine.traits)
+        read_at(builder, self.uses, columns, found, labels, self.model.machine.traits)
         prohibitive = PROHIBITIVE * builder.model().energy(labels)
         return self._consistent(builder, prohibitive, kept)
 
-    def _kept(self, table: MoveTable, kept: Sequence[Ints]) -> MoveTable:
-        """A table over subsets of the labels; equal tables and subsets share their arrays."""
-        key = id(table.items), *(id(kept[x]) for x in table.scope)
-        found = self._slices.get(key)
+    def _kept(self, table: MoveTable, kept: Sequence[Ints]) -> Columns:
+        """Prices of a table over subsets of the labels; equal tables and subsets share them."""
+        subsets = [kept[x] for x in table.scope]
+        key = id(table.prices), id(table.items), *map(id, subsets)
+        found = self._columns.get(key)
         if found is None:
-            items = table.restricted(kept).items
-            found = self._slices[key] = items, (table.items, [kept[x] for x in table.scope])
-        again = id(table.prices), id(found[0])
-        prices = self._columns.get(again)
-        if prices is None:
-            prices = self._columns[again] = table.prices.of(found[0]), table.prices
-        return table.over(found[0], prices[0])
+            columns = table.prices.of(table.restricted(kept).items)
+            found = self._columns[key] = columns, (table.prices, table.items, subsets)
+        return found[0]
 
     def below(self, labels: Ints, *, joint_from: float = np.inf) -> PairwiseModel:
         """Lower bounds of costs at all labellings, tight at one where they can be.

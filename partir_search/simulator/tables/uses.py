@@ -43,13 +43,14 @@ def find_uses(moves: MoveTables) -> list[Use]:
     def_use = moves.variables.graph.analysis.def_use
     found: list[Use] = []
     regions: list[Region] = []
+    arguments_of: list[set[int]] = []
     deciding: set[int] = set()  # numbers of regions
 
     def add(
         tables: Iterator[MoveTable] | Sequence[MoveTable], number: int, at: int, backward: bool
     ) -> None:
         region = regions[number]
-        arguments = {v.id for v in region.args}
+        arguments = arguments_of[number]
         members = def_use.members[region]
         for table in tables:
             if any(way.moves for way in table.prices.ways):
@@ -66,6 +67,7 @@ def find_uses(moves: MoveTables) -> list[Use]:
     def visit(region: Region, trips: float) -> int:
         number = len(regions)
         regions.append(region)
+        arguments_of.append({v.id for v in region.args})
         for at, op in enumerate(region.ops):
             if not op.regions:
                 add(moves.of_op(op, trips), number, at, op.backward)
