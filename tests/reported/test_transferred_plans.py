@@ -51,14 +51,14 @@ def test_tilings_are_those_of_propagation(name: str, options: Any) -> None:
 def test_costs_wait_for_a_reader(mesh: Mesh) -> None:
     """No simulation to plan a smaller batch; the cost is that of the same actions afterwards."""
     f, _ = counted(mesh)
-    f.plan(new_state(), batch_of(64))
+    f.plan(new_state(), batch_of(32))
     with mock.patch.object(CostModel, "evaluate", side_effect=AssertionError):
-        plan = f.plan(new_state(), batch_of(32))
+        plan = f.plan(new_state(), batch_of(16))
         assert plan.fits
-    replayed = counted(mesh, schedule=plan)[0].plan(new_state(), batch_of(32))
+    replayed = counted(mesh, schedule=plan)[0].plan(new_state(), batch_of(16))
     assert plan.cost == replayed.cost
     assert plan.explain("batch/x") == replayed.explain("batch/x")
-    assert_close(f(new_state(), batch_of(32)), step(new_state(), batch_of(32)))
+    assert_close(f(new_state(), batch_of(16)), step(new_state(), batch_of(16)))
 
 
 def test_a_larger_batch_is_costed(mesh: Mesh) -> None:
