@@ -31,9 +31,9 @@ def shift(op: Op) -> OpRule:
     """A tile reads its window of the shifted dim, boundaries included."""
     result, p, beyond = result_shape(op), op.params, beyond_of(op)
     dim, first, n = p["dimension"], p["first"], p["extent"]
-    off = max(abs(first), abs(first + result[dim] - n))
-    if beyond.below == beyond.above == "wrap":
-        off = min(first % n, -first % n) + abs(result[dim] - n)
+    around = beyond.below == beyond.above == "wrap"
+    low = (first + n // 2) % n - n // 2 if around else first  # the nearer way around
+    off = max(abs(low), abs(low + result[dim] - n))
     reads = InputWindow(0, dim, 1, first, propagates_both_ways=off <= LITTLE * n, beyond=beyond)
     fields: dict[str, Any] = {"resizing": SHIFT_RESIZING, "local": _local}
     if "" in (beyond.below, beyond.above):  # zeros may be the maximum or minimum

@@ -205,16 +205,31 @@ def _slide(op: Op, i: int) -> _Slide:
 
 def _touches(image: int, window: int, out: int, i: int, p: Mapping[str, Any]) -> int:
     """Products of an element of the window and a pixel, without padding and dilation holes."""
-    low, high = p["padding"][i]
+    low, high = map(int, p["padding"][i])  # jax may give numpy's integers
     if p.get("ends") and p["ends"][i] != (ZERO, ZERO):  # padding by elements, not zeros
         image, low = image + low + high, 0
-    met = 0
-    for k in range(window):
-        start = k * p["rhs_dilation"][i] - low
-        at = (start + o * p["window_strides"][i] for o in range(out))
-        dilation = p["lhs_dilation"][i]
-        met += sum(a % dilation == 0 and 0 <= a // dilation < image for a in at)
+    stride, spread = int(p["window_strides"][i]), int(p["rhs_dilation"][i])
+    (few, step), (many, other) = sorted([(window, spread), (out, stride)])
+    holes = int(p["lhs_dilation"][i])
+    met = sum(_multiples(k * step - low, other, many, holes, image) for k in range(few))
     return max(met, 1)
+
+
+def _multiples(first: int, step: int, count: int, period: int, limit: int) -> int:
+    """Number of multiples of `period` in ``[0, limit * period)`` among `count` numbers.
+
+    Args:
+      first: the first number.
+      step: distance of two numbers, positive.
+    """
+    common = math.gcd(step, period)
+    if first % common:
+        return 0
+    each = period // common  # numbers from one multiple to the next
+    at = -first // common * pow(step // common, -1, each) % each
+    begin = max(0, -(first // step))
+    end = min(count, (limit * period - 1 - first) // step + 1)
+    return max((end - 1 - at) // each - (begin - 1 - at) // each, 0)
 
 
 def _local(ctx: LocalContext, op: Op, args: Sequence[Any]) -> Sequence[Any]:

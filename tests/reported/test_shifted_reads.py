@@ -19,6 +19,7 @@ from partir_search.lowering.reshard_steps import COLLECTIVES
 from partir_search.passes.align import aligned
 from partir_search.passes.views import with_views
 from partir_search.propagation.state import State
+from partir_search.rules import windowed
 from tests.support import assert_same, module_of, run_emitted, run_evaluator, state_of, tile_arg
 
 ROWS = ps.ManualPartition({"x": 0}, axis="x")
@@ -77,6 +78,13 @@ def boundary_rows(x: Any) -> Any:
     return jnp.concatenate([x[:, :1] * 2, (x[:, 2:] + x[:, :-2]) / 2, x[:, -1:] * 3], 1)
 
 
+def flux(x: Any, mode: str) -> Any:
+    """Differences of a flux computed with ghost cells."""
+    p = padded(x, mode)
+    q = 0.5 * p**2 * jnp.tanh(p)
+    return q[:, 2:] - q[:, :-2]
+
+
 def resized(x: Any, rows: int, method: str) -> Any:
     return jax.image.resize(x, (1, rows, M, C), method)
 
@@ -107,6 +115,10 @@ FORMS: dict[str, tuple[Form, int, int]] = {  # function, rows that move forward 
     "set inside": (lambda x: x.at[:, 1:-1].set(INNER * x[:, 2:]), 3, 6),
     "multiply inside": (lambda x: x.at[:, 1:-1].multiply(INNER), 0, 0),
     "set both dims": (lambda x: x.at[:, 1:-1, 1:-1].set(x[:, :-2, 2:] * 2), 3, 6),
+    "add inside a channel": (lambda x: x.at[:, 1:-1, :, :1].add(x[:, 2:, :, 1:] * 2), 3, 6),
+    "set inside a channel": (lambda x: x.at[:, 1:-1, 1:, 1:].set(x[:, 2:, 1:, :1] * 2), 3, 6),
+    "flux, wrapped": (lambda x: flux(x, "wrap"), 2, 16),
+    "flux, reflected": (lambda x: flux(x, "reflect"), 2, 22),
     "set a row": (lambda x: x.at[:, 0].set(0.0), 0, 0),
     "set a row by another": (lambda x: x.at[:, :1].set(x[:, -1:] * 2), 1, 3),
     "set shifted": (lambda x: x.at[:, 1:].set(x[:, :-1]), 1, 2),
@@ -196,6 +208,17 @@ def test_a_periodic_stencil_moves_two_permutes_a_step() -> None:
     permutes = [m for m in moves if m.step.kind == "collective_permute"]
     assert [m.payload_bytes for m in permutes] == [ROW, ROW]
     assert {m.step.kind for m in moves} == {"collective_permute", "halo"}
+
+
+def test_multiples_are_counted_without_a_loop() -> None:
+    """Products of a convolution over 16 million elements, with strides, dilations and padding."""
+    for _ in range(500):
+        first, step, count, period, limit = (
+            int(rng.integers(*ends)) for ends in ((-20, 20), (1, 8), (0, 16), (1, 7), (0, 10))
+        )
+        numbers = (first + i * step for i in range(count))
+        want = sum(n % period == 0 and 0 <= n < limit * period for n in numbers)
+        assert windowed._multiples(first, step, count, period, limit) == want
 
 
 def test_a_search_finds_rows() -> None:

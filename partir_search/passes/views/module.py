@@ -25,6 +25,7 @@ from partir_search.passes.views.constant_arrays import ConstantArrays
 from partir_search.passes.views.constants import SmallConstants
 from partir_search.passes.views.convolutions import absorb_padding, write_periodic_gradient
 from partir_search.passes.views.crops import WINDOWED, Crops
+from partir_search.passes.views.elementwise import linear_terms, write_elementwise
 from partir_search.passes.views.indexed import find_indexed
 from partir_search.passes.views.joins import write_concatenation
 from partir_search.passes.views.resize import write_resize
@@ -151,7 +152,7 @@ class _Scope:
         constants = self.owner.small_constants
         constants.follow(op)
         if not self.is_candidate(op):
-            self.writer.ops.append(op)
+            self.write_elementwise(op)
             return
         if role_of(op) is Role.PADDING:
             op = dataclasses.replace(
@@ -165,6 +166,15 @@ class _Scope:
         op = as_slice(op, constants) or repeat_as_broadcast(op, self.makers) or op
         if not (self.write_view(op) or write_update(self.writer, op, constants, self.views)):
             self.writer.ops.append(op)
+
+    def write_elementwise(self, op: Op) -> None:
+        """Writes an op that is no view, before the padding of its operands where it may be."""
+        if padded := write_elementwise(self.writer, op, self.views):
+            self.views[op.results[0]] = padded
+            return
+        if terms := linear_terms(self.writer, op, self.views, self.sums):
+            self.sums.record(op.results[0], terms)
+        self.writer.ops.append(op)
 
     def write_indexed(self, op: Op) -> bool:
         """Writes a gather or scatter at known positions; False if the op is none."""

@@ -50,6 +50,14 @@ class Sums:
                 self._read.add(op.results[0])
         return found
 
+    def record(self, x: Value, terms: Sequence[View]) -> None:
+        """Records the terms of a value that is no sum in the program."""
+        self._terms[x] = list(terms)
+
+    def is_read(self, x: Value) -> bool:
+        """True for a view of a sum, or a sum of views of sums."""
+        return x in self._read
+
     def forget(self, x: Value) -> None:
         """Drops the record of a sum; the value is read as itself."""
         self._terms.pop(x, None)
@@ -103,6 +111,5 @@ def _suits(term: View) -> bool:
     """True if a term shifts its base a little, without a mixed boundary."""
     shifts = term.shifts()
     return shifts is not None and all(
-        f.is_local and f.kept is None and not (f.has_boundary and "" in (f.below, f.above))
-        for f in shifts.values()
+        f.is_local and not (f.has_boundary and "" in (f.below, f.above)) for f in shifts.values()
     )

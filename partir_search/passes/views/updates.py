@@ -23,6 +23,8 @@ from partir_search.rules.indexing import scatter_combiner, scatter_monoid
 from partir_search.rules.registry import role_of
 from partir_search.rules.shifts import FEW, LITTLE
 
+MOST_WIDER = 4  # extent of a dim over its updated part, where another dim's is most or little
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Update:
@@ -97,7 +99,8 @@ def write_update(
     pairs = list(enumerate(zip(sizes, shape, strict=True)))
     partial = [d for d, (m, n) in pairs if m != n]
     inner = [d for d in partial if d not in found.missing]
-    if not inner or not all(LITTLE * n >= min(m, n - m) for d, (m, n) in pairs if d in inner):
+    little = {d for d, (m, n) in pairs if d in inner and LITTLE * n >= min(m, n - m)}
+    if not little or any(n > MOST_WIDER * m for d, (m, n) in pairs if d in {*inner} - little):
         return False
     view = views.get(update) or identity_view(update)
     if found.missing and view.base is not None:
