@@ -27,12 +27,14 @@ from partir_search.planning.pipeline_tactic import Pipeline
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.op_kinds import op_flops
 from partir_search.simulator.target.machine import Machine
+from partir_search.theory.links import all_gather_seconds, all_reduce_seconds, link_inside
 from partir_search.theory.pipelines import (
     StageBytes,
     StageSeconds,
     pipeline_bytes,
     pipeline_seconds,
 )
+from partir_search.theory.tensor import FORWARD_COLLECTIVES
 
 MOST_PLANNED = 2  # pipelines planned in full, the best by closed form
 ACCUMULATED = 3  # a gradient's bytes moved by one microbatch: two reads and a write
@@ -131,7 +133,8 @@ def candidates(
     Args:
       limit: bytes of a device.
     """
-    found = [_candidate(stack, t, mesh, machine) for t in _tactics(stack, tactic, mesh, machine)]
+    tactics = _tactics(stack, tactic, mesh, machine)
+    found = [_candidate(stack, t, mesh, machine, limit) for t in tactics]
     return sorted(found, key=lambda c: (c.nbytes > limit, c.seconds))
 
 
@@ -171,22 +174,55 @@ def _is_slow(axis: str, machine: Machine) -> bool:
     return machine.axis_bandwidth(axis) < machine.link_bytes_per_s
 
 
-def _candidate(stack: Stack, tactic: Pipeline, mesh: MeshShape, machine: Machine) -> Candidate:
-    """Closed form of a pipeline; all other axes tile activations and parameters evenly."""
+def _candidate(
+    stack: Stack, tactic: Pipeline, mesh: MeshShape, machine: Machine, limit: float
+) -> Candidate:
+    """Closed form of a pipeline with the fastest data parallelism within `limit`.
+
+    Data parallelism takes the axes between nodes, and of the devices inside as many as examples of
+    a microbatch are left for; the others share each example as tensor and sequence parallelism.
+    """
+    assert tactic.axis
+    assert tactic.microbatches
+    groups = _groups(tactic.axis, mesh, machine)
+    inside = mesh.user.devices // mesh.size(mesh.axes(tactic.axis)) // groups
+    examples = stack.batch // (tactic.microbatches * groups)
+    found = [
+        _with_groups(stack, tactic, mesh, machine, (groups, n))
+        for n in range(1, inside + 1)
+        if inside % n == 0 and examples % n == 0
+    ]
+    fitting = [c for c in found if c.nbytes <= limit]
+    if fitting:
+        return min(fitting, key=lambda c: c.seconds)
+    return min(found, key=lambda c: c.nbytes)
+
+
+def _with_groups(
+    stack: Stack, tactic: Pipeline, mesh: MeshShape, machine: Machine, groups: tuple[int, int]
+) -> Candidate:
+    """Closed form of a pipeline.
+
+    Args:
+      groups: data parallelism between and inside of nodes.
+    """
     assert tactic.axis
     assert tactic.microbatches
     assert tactic.chunks
     stages = mesh.size(mesh.axes(tactic.axis))
-    inside = mesh.user.devices // stages
-    groups = _groups(tactic.axis, mesh, machine)
+    devices = mesh.user.devices // stages
+    shares = devices // math.prod(groups)  # devices of one example
     schedule = PipelineSchedule(stages, tactic.microbatches, tactic.chunks, tactic.schedule)
     rate = machine.matmul_flops_per_s(stack.dtype) * mesh.user.devices * tactic.microbatches
-    parameters = stack.parameters / stages / (inside / groups)
-    send = stack.carry / tactic.microbatches / inside / machine.axis_bandwidth(tactic.axis)
+    parameters = stack.parameters / stages / shares
+    send = stack.carry / tactic.microbatches / devices / machine.axis_bandwidth(tactic.axis)
     send += machine.axis_hop(tactic.axis)
+    rows = stack.carry / (tactic.microbatches * math.prod(groups))
+    link = link_inside(machine)
+    shared = all_gather_seconds(rows, shares, link) * stack.layers / stages if shares > 1 else 0.0
     stage = StageSeconds(
-        stack.forward / rate,
-        stack.backward / rate,
+        stack.forward / rate + FORWARD_COLLECTIVES * shared,
+        stack.backward / rate + FORWARD_COLLECTIVES * shared,
         accumulate=ACCUMULATED * parameters / machine.attained_hbm_bytes_per_s,
         head=stack.around / rate,
         send_forward=send,
@@ -195,9 +231,11 @@ def _candidate(stack: Stack, tactic: Pipeline, mesh: MeshShape, machine: Machine
     seconds = pipeline_seconds(schedule, stage)
     # Some ticks without an entry, head or exit compute them, too.
     seconds += (ticks_with_ends(schedule) - tactic.microbatches) * stage.head
+    if groups[1] > 1:
+        seconds += all_reduce_seconds(parameters, groups[1], link)
     slow = [name for name in mesh.user.names if name != tactic.axis and _is_slow(name, machine)]
     if slow:
-        seconds += 2 * parameters / min(map(machine.axis_bandwidth, slow))
+        seconds += 2 * parameters / groups[1] / min(map(machine.axis_bandwidth, slow))
     kept = stack.residuals / tactic.microbatches / mesh.user.devices
     state = StageBytes(2 * parameters, kept, working=kept / (stack.layers / stages))
     return Candidate(tactic, seconds, pipeline_bytes(schedule, state))

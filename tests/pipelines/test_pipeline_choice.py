@@ -58,8 +58,9 @@ def test_numbers_divide() -> None:
 
 
 def test_closed_form_is_that_of_the_theory() -> None:
-    machine = dataclasses.replace(MACHINE, hop_seconds=0.0, hbm_bytes_per_s=1e30)
-    machine = machine.with_axis("nodes", 1e30, 0.0)
+    machine = dataclasses.replace(
+        MACHINE, hop_seconds=0.0, hbm_bytes_per_s=1e30, link_bytes_per_s=1e30
+    ).with_axis("nodes", 1e30, 0.0)
     (found,) = candidates(STACK, ps.Pipeline("nodes", 16, 1), MESH, machine, 80e9)
     rate = machine.matmul_flops_per_s("bfloat16") * 32 * 16
     stage = StageSeconds(STACK.forward / rate, STACK.backward / rate)
@@ -72,9 +73,29 @@ def test_what_favours_what() -> None:
     assert first.axis == "nodes"
     assert first.chunks
     assert first.chunks > 1
-    assert best(around=STACK.forward)[0].chunks == 1
+    assert best(around=4 * STACK.forward)[0].chunks == 1
     limit = min(c.nbytes for c in candidates(STACK, ps.Pipeline(), MESH, MACHINE, 80e9))
     assert {t.microbatches for t in best(1.01 * limit)} == {64}
+
+
+def test_examples_left_for_devices_of_a_node() -> None:
+    """A node shares one example by collectives of each layer; eight examples need none."""
+    link = 1e11
+    free = dataclasses.replace(
+        MACHINE, hop_seconds=0.0, hbm_bytes_per_s=1e30, link_bytes_per_s=1e30
+    ).with_axis("nodes", 1e30, 0.0)
+
+    def by_count(machine: ps.Machine) -> dict[int | None, float]:
+        found = candidates(STACK, ps.Pipeline("nodes", chunks=1), MESH, machine, 80e9)
+        return {c.tactic.microbatches: c.seconds for c in found}
+
+    fast, slow = by_count(free), by_count(dataclasses.replace(free, link_bytes_per_s=link))
+    # Of 8 microbatches of 8 examples, gradients alone are summed inside of a node, once.
+    once = 2 * 7 / 8 * STACK.parameters / 4 / link
+    assert slow[8] - fast[8] == pytest.approx(once, rel=1e-6)
+    # 64 microbatches of one example: 4 collectives of 8 layers in each of F and B, of 67 ticks.
+    shared = 2 * (64 + 4 - 1) * 8 * 4 * 7 / 8 * STACK.carry / 64 / link
+    assert slow[64] - fast[64] == pytest.approx(shared, rel=1e-6)
 
 
 def test_stack_of_a_step() -> None:
