@@ -57,15 +57,13 @@ def decisions_to(state: State, tiles: Rows, loops: Rows) -> list[Decision]:
     start = state.key()
     found: list[Decision] = []
     for axis in range(len(tiles)):
-        fixed: dict[int, int] = {}  # node to its factor
-        while True:  # repeated with more loops fixed, until propagation gives no wrong one
-            before = state.key()
-            decisions = _fix(state, axis, fixed)
-            played, wrong = _play(state, axis, tiles[axis], loops[axis])
-            if fixed.keys() >= set(wrong):  # none, or no loop that can be fixed
-                break
-            fixed |= {n: loops[axis][n] for n in wrong}
+        before = state.key()
+        played, fixed = _play(state, axis, tiles[axis], loops[axis])
+        if fixed:  # first: no tile has passed these nodes
             state.restore(before)
+        decisions = _fix(state, axis, fixed)
+        if fixed:
+            played = [decision for decision in played if decision.decide(state)]
         now = _row(state.loops[axis])
         missing = np.flatnonzero(state.graph.op_nodes & (_row(loops[axis]) >= 0) & (now < 0))
         late = _fix(state, axis, {int(n): loops[axis][n] for n in missing})
@@ -76,15 +74,16 @@ def decisions_to(state: State, tiles: Rows, loops: Rows) -> list[Decision]:
 
 def _play(
     state: State, axis: int, tiles: array[int], loops: array[int]
-) -> tuple[list[Decision], list[int]]:
+) -> tuple[list[Decision], dict[int, int]]:
     """Plays tilings of an axis.
 
     Returns:
-      The decisions, and the nodes where propagation first gives a loop unlike `loops`.
+      The decisions, and factors by node where propagation gives a loop unlike `loops`.
     """
     wanted, looped, now = _row(tiles), _row(loops), _row(state.tiles[axis])
     played: list[Decision] = []
     barriers: set[int] = set()
+    fixed: dict[int, int] = {}
     for c in _by_size(state.graph, wanted):
         while now[c] != wanted[c]:
             move = TileClass(c, int(wanted[c]), (axis,), tuple(sorted(barriers)))
@@ -103,11 +102,16 @@ def _play(
             nodes, touching = state.graph.nodes, state.graph.touching
             first = [n for n in wrong if any(now[k] == wanted[k] >= 0 for k in nodes[n].classes)]
             ends = [k for k in over if any(0 <= loop[n] == looped[n] for n in touching[k])]
-            if first or not (ends or over):
-                return played, first or wrong
-            barriers.update(ends or over)
             state.restore(before)
-    return played, []
+            if not first and (ends or over):
+                barriers.update(ends or over)
+                continue
+            unlike = {n: loops[n] for n in first or wrong if n not in fixed}
+            if not unlike:  # a loop that cannot be fixed
+                break
+            _fix(state, axis, unlike)
+            fixed |= unlike
+    return played, fixed
 
 
 def _by_size(graph: Graph, wanted: np.ndarray) -> list[int]:
