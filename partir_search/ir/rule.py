@@ -111,6 +111,7 @@ class OpRule:
       one_hot: adds one number to each row of the first operand; a compiler fuses the op into its
         users if the operand is zeros.
       elementwise: a compiler fuses the op into its users and need not store the result.
+      expensive: elementwise function of tens of instructions per element.
       localize: rewrites params with shapes to local shapes; None if no param has any.
       local: the op on one tile if rewritten params do not suffice; None: bind the primitive.
       at_positions: (op, operands, positions) to the elements at some positions of the result, of an
@@ -147,6 +148,7 @@ class OpRule:
     flops_per_point: float = 0.0
     one_hot: bool = False
     elementwise: bool = False
+    expensive: bool = False
     localize: Localize | None = None
     local: LocalForm | None = None
     at_positions: AtPositions | None = None

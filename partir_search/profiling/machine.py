@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ Body = Callable[[Any], Any]
 
 KIBIBYTES = (16, 64, 256, 1024, 4096)
 SIDES = {"cpu": (64, 256, 1024), "wall": (256, 1024, 4096)}  # by clock
+SMALLEST = (1, 16, 16, 16)
 BATCHED = ((16, 128, 128, 64), (16, 128, 64, 128), (64, 64, 64, 32))
 HEADS = ((128, 1024, 1024, 64), (128, 1024, 64, 1024), (64, 2048, 2048, 128))
 CHAIN = 200  # small kernels one after the other
@@ -95,6 +97,10 @@ def measured_products(
 ) -> Iterator[MeasuredProduct]:
     """Measures products of matrices on all devices at once.
 
+    By the wall clock the seconds of a product of 16 x 16 are the start of a call, and are
+    subtracted; products that do not take three times as long are left out, as they say more about
+    the host than about the device.
+
     Args:
       dtypes: types of the operands.
       shapes: (batch, m, n, k); default: `product_shapes(clock)`.
@@ -102,12 +108,18 @@ def measured_products(
       clock: see `clock_of`.
     """
     clock = clock or clock_of(mesh)
+
+    def spent(dtype: str, shape: tuple[int, int, int, int]) -> float:
+        batch, m, n, k = shape
+        operands = [(batch, m, k), (batch, k, n)]
+        return seconds_of(jnp.matmul, operands, mesh, dtype, repeats=repeats, clock=clock)
+
     for dtype in dtypes:
+        start = spent(dtype, SMALLEST) if clock == "wall" else 0.0
         for shape in shapes or product_shapes(clock):
-            batch, m, n, k = shape
-            operands = [(batch, m, k), (batch, k, n)]
-            spent = seconds_of(jnp.matmul, operands, mesh, dtype, repeats=repeats, clock=clock)
-            yield MeasuredProduct(dtype, shape, 2 * batch * m * n * k / spent)
+            seconds = spent(dtype, shape)
+            if seconds >= 3 * start:
+                yield MeasuredProduct(dtype, shape, 2 * math.prod(shape) / (seconds - start))
 
 
 def measured_rates(

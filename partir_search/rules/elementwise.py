@@ -28,8 +28,16 @@ _DEAR = (
     "logistic polygamma polynomial pow random_gamma_grad regularized_incomplete_beta rem rsqrt sin",
     "sinh sqrt tan tanh zeta",
 )
+# Polynomials, series or iterations on all targets; exponentials, logarithms and roots are
+# instructions of their own.
+_SERIES = (
+    "acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cosh digamma erf erf_inv erfc",
+    "igamma igamma_grad_a igammac lgamma polygamma pow random_gamma_grad",
+    "regularized_incomplete_beta sinh tan tanh zeta",
+)
 CHEAP = frozenset(name for line in _CHEAP for name in line.split())
 DEAR = frozenset(name for line in _DEAR for name in line.split())
+SERIES = frozenset(name for line in _SERIES for name in line.split())
 
 # Groups of operands that may be partial sums, all of a group at once and none besides.
 _LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -147,6 +155,7 @@ def elementwise(op: Op) -> OpRule:
         monotone=monotone_groups(op),
         flops_per_point=4.0 if op.prim in DEAR else 1.0,
         elementwise=True,
+        expensive=op.prim in SERIES,
     )
 
 

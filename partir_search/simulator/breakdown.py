@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import LocalOp, LocalProgram, LocalRegion, Reshard, RingReshard
@@ -181,6 +182,10 @@ class _KernelTraits:
             yield "fuses_dot_epilogues"
         if self._rules[op.id].role is Role.SCATTER and traits.materializes_scatter_updates:
             yield "materializes_scatter_updates"
+        if rule.kind is Kind.SCATTER and traits.atomic_update_bytes:
+            yield "atomic_update_bytes"
+        if rule.contracts and traits.misaligned_product_rate < 1:
+            yield "misaligned_product_rate"
         if is_reduction(rule) and leader == k and exceeds_accumulator(op, rule, traits):
             yield "max_reduction_accumulator_bytes"
         if is_tuple_reduction(op, rule):

@@ -17,7 +17,7 @@ from partir_search.lowering.localize import localize
 from partir_search.lowering.reshard_steps import Slice
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
-from tests.support import ROUND, module_of, state_of, tile_arg
+from tests.support import ROUND, cost_of, module_of, state_of, tile_arg
 
 ROWS = jax.ShapeDtypeStruct((4096,), jnp.int32)
 
@@ -136,3 +136,23 @@ def _evaluated(plan: ps.Plan, machine: Machine) -> Any:
     partition = plan.program.partition
     model = CostModel(partition.module, partition.rules, machine)
     return model.evaluate(localize(partition))
+
+
+def test_atomic_additions_to_rows() -> None:
+    """Rows added at indices cost as their traffic and so many bytes per element; one number per
+    row, and rows that overwrite, cost no more.
+    """
+    each = ROUND.with_traits(atomic_update_bytes={"float32": 15.0})
+    rows = jnp.zeros(4096, jnp.int32)
+
+    def added(table: Any, rows: Any, updates: Any) -> Any:
+        return table.at[rows].add(updates)
+
+    def written(table: Any, rows: Any, updates: Any) -> Any:
+        return table.at[rows].set(updates)
+
+    for fn, expected in ((added, 15.0), (written, 0.0)):
+        state = state_of(module_of(fn, f32(1024, 64), rows, f32(4096, 64)))
+        more = cost_of(state, each).seconds - cost_of(state, ROUND).seconds
+        wanted = expected * 4096 * 64 / ROUND.attained_hbm_bytes_per_s
+        assert more == pytest.approx(wanted)

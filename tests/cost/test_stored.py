@@ -58,6 +58,70 @@ def test_operands_of_products_are_stored_where_products_do_not_make_them() -> No
     assert not MACHINES["tpu_v5e"].traits.materializes_dot_operands
 
 
+GPU = ROUND.with_traits(
+    materializes_dot_operands=True,
+    fuses_dot_epilogues=False,
+    fuses_lookups=True,
+    stores_expensive_elementwise=True,
+)
+
+
+def _two_products(activation: Any, x: Any, a: Any, b: Any) -> Any:
+    hidden = x @ a
+    return activation(hidden) @ b + hidden.max()
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [(jax.nn.relu, 0), (jnp.tanh, 1), (jax.nn.silu, 1), (lambda h: 2 * h, 0)],
+)
+def test_activations_of_products_that_the_next_product_makes(
+    activation: Any, expected: int
+) -> None:
+    """Cheap functions of a product's result alone; others are stored beside the result."""
+    shapes = ones(64, 32), ones(32, 512), ones(512, 32)
+    state = state_of(module_of(lambda *xs: _two_products(activation, *xs), *shapes))
+    stored = cost_of(state, GPU).peak_bytes - cost_of(state).peak_bytes
+    assert stored == pytest.approx(expected * 64 * 512 * 4, abs=8)
+
+
+def test_operands_of_many_products_are_stored() -> None:
+    """A product with a batch dim reads its operands from memory, whatever made them."""
+
+    def f(x: Any, a: Any, b: Any) -> Any:
+        hidden = jnp.einsum("hik,hkj->hij", x, a)
+        return jnp.einsum("hij,hjk->hik", jax.nn.relu(hidden), b) + hidden.max()
+
+    state = state_of(module_of(f, ones(4, 64, 32), ones(4, 32, 512), ones(4, 512, 32)))
+    stored = cost_of(state, GPU).peak_bytes - cost_of(state).peak_bytes
+    assert stored == pytest.approx(4 * 64 * 512 * 4, abs=8)
+
+
+def test_expensive_functions_are_computed_once() -> None:
+    """The tanh of a GELU is kept for its derivative; exponentials are computed again."""
+
+    def f(function: Any, x: Any) -> Any:
+        return jax.grad(lambda x: (x * function(x)).sum())(x) + x[::-1]
+
+    for function, kept in ((jnp.tanh, True), (jnp.exp, False)):
+        state = state_of(module_of(lambda x, g=function: f(g, x), ones(64, 512)))
+        more = cost_of(state, GPU).peak_bytes - cost_of(state).peak_bytes
+        assert more == kept * 64 * 512 * 4
+
+
+def test_look_ups_in_their_consumers() -> None:
+    """Rows that are looked up, scaled and summed by node are in no buffer."""
+
+    def f(table: Any, rows: Any, weights: Any) -> Any:
+        messages = table[rows] * weights[:, None]
+        return jnp.zeros_like(table).at[rows].add(messages)
+
+    rows = jnp.zeros(4096, jnp.int32)
+    state = state_of(module_of(f, ones(64, 512), rows, ones(4096)))
+    written, fused = cost_of(state), cost_of(state, GPU)
+    assert written.peak_bytes - fused.peak_bytes == pytest.approx(4096 * 512 * 4, abs=8)
+
+
 @pytest.mark.parametrize(
     "queries, masked, wide",
     [("bhgqd", True, True), ("bhgqd", False, False), ("bqhgd", True, False)],

@@ -147,7 +147,12 @@ def test_machines_saved_with_former_fields(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "machine.json"
     file.write_text(json.dumps(data | former | {"copies_gathered": False}))
     found = find_machine(str(file))
-    later: dict[str, Any] = {"pins_update_layouts": False, "misaligned_product_rate": 1.0}
+    later: dict[str, Any] = {
+        **dict.fromkeys(("pins_update_layouts", "fuses_lookups"), False),
+        "stores_expensive_elementwise": False,
+        "misaligned_product_rate": 1.0,
+        "atomic_update_bytes": {},
+    }
     assert found == machine.with_traits(**later)
 
 

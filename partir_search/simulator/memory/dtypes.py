@@ -20,6 +20,7 @@ import numpy as np
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.analysis.reductions import is_zero, zero_values
 from partir_search.ir.core import Module, Value, walk_regions
+from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.arrays import Bools, Floats
 from partir_search.simulator.memory.float_types import changes_width, is_float
@@ -181,10 +182,25 @@ def _dilations(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
 
 
 def _dot_operands(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
-    """Ids of elementwise operands of dots, before transposes and broadcasts."""
+    """Ids of elementwise operands of dots, before transposes and broadcasts.
+
+    Without results of dots changed element by element at little cost, as by ReLU: a next dot
+    without batch dims makes such operands from the first dot's result.
+    """
     makers = def_use(module).makers
     found: set[int] = set()
+
+    def of_dot(value: Value | None) -> bool:
+        while value is not None and (maker := makers[value.id]) is not None:
+            rule = rules[maker.id]
+            if not rule.elementwise or rule.expensive:
+                return rule.contracts
+            large = [x for _, x in maker.inputs() if x.type.nbytes >= value.type.nbytes]
+            value = large[0] if len(large) == 1 else None
+        return False
+
     for op in module.ops:
+        in_kernel = _multiplies_one_matrix(rules[op.id])
         for _, v in op.inputs() if rules[op.id].contracts else ():
             value: Value | None = v
             while value is not None:
@@ -193,7 +209,16 @@ def _dot_operands(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
                     break
                 rule = rules[maker.id]
                 if not rule.moves or changes_width(maker, rule):
-                    found.add(value.id)
+                    if not (in_kernel and of_dot(value)):
+                        found.add(value.id)
                     break
                 value = next((x for _, x in maker.inputs()), None)
     return frozenset(found)
+
+
+def _multiplies_one_matrix(rule: OpRule) -> bool:
+    """True for a dot without batch dims; False for convolutions."""
+    if not rule.contracts or rule.role is Role.CONVOLUTION or len(rule.operands) != 2:
+        return False
+    one, other = map(set, rule.operands)
+    return not any(f in one and f in other and not rule.reducers[f] for f in range(len(rule.sizes)))

@@ -113,8 +113,17 @@ def materialize(
         fewer = n * leaf_bytes < leaf_bytes + (n + 1) * result.type.nbytes
         return after_reduction and fewer
 
+    def fusible(op: Op) -> bool:
+        """True if consumers may compute the results of an op themselves."""
+        rule = rules[op.id]
+        lookup = traits.fuses_lookups and rule.is_table_lookup
+        return rule.elementwise or op.id in dtypes.one_hot or lookup
+
     def recomputed(op: Op, leaves: tuple[int, ...]) -> bool:
         """True if the consumers of an elementwise op's results compute the results themselves."""
+        once = traits.stores_expensive_elementwise and rules[op.id].expensive
+        if once and len(users[op.results[0].id]) > 1:
+            return False
         if len(op.results) > 1:
             return not any(r.id in forced for r in op.results)
         (result,) = op.results
@@ -137,8 +146,7 @@ def materialize(
         if rules[op.id].accepts_any_layout:  # reads types and shardings, no data
             continue
         leaves = tuple(dict.fromkeys(s for x in op.operands for s in sources_of(x)))
-        fusible = rules[op.id].elementwise or op.id in dtypes.one_hot
-        if fusible and not op.regions and recomputed(op, leaves):
+        if fusible(op) and not op.regions and recomputed(op, leaves):
             for r in op.results:
                 sources[r.id] = leaves
             continue

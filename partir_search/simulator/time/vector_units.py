@@ -1,6 +1,7 @@
 """Work of vector units, in equivalent bytes of a kernel's traffic.
 
-The model fits the cycle estimates of XLA:TPU, which are linear in the bytes below:
+GPUs add indexed updates by atomic operations, each at the cost of `XlaTraits.atomic_update_bytes`.
+On TPUs the model fits the cycle estimates of XLA:TPU, which are linear in the bytes below:
 
 - An elementwise kernel of wide elements (`Machine.vector_bytes` or more) takes as long as its
   traffic.
@@ -23,7 +24,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.ir.core import Module
+from partir_search.ir.core import Module, Op
+from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.op_kinds import is_reduction
@@ -66,6 +68,8 @@ def vector_work(
     batched = np.zeros(n, dtype=np.bool_)
     largest: dict[int, int] = {}
     wide = set[int]()  # dots stored in wide elements
+    for at, op_id in enumerate(kernels.op.tolist() if machine.traits.atomic_update_bytes else ()):
+        nbytes[at] = _atomic_bytes(module.ops[op_id], rules[op_id], machine)
     for at, op_id in enumerate(kernels.op.tolist() if machine.vector_bytes else ()):
         op, rule, leader = module.ops[op_id], rules[op_id], int(kernels.leader[at])
         by_vectors = _by_vectors(rule)
@@ -88,6 +92,15 @@ def vector_work(
             nbytes[before] = 0.0
             nbytes[at], largest[leader] = size, at
     return VectorWork(nbytes, of_result, batched)
+
+
+def _atomic_bytes(op: Op, rule: OpRule, machine: Machine) -> float:
+    """Equivalent bytes of the atomic additions of an op to indexed elements; 0 for other ops."""
+    if rule.kind is not Kind.SCATTER or not rule.linear or rule.one_hot:
+        return 0.0
+    update = op.operands[rule.update_operand].type
+    each = machine.traits.atomic_update_bytes.get(str(update.dtype), 0.0)
+    return each * math.prod(update.shape)
 
 
 def _by_vectors(rule: OpRule) -> bool:
