@@ -11,6 +11,7 @@ INSIDERS = (
     *("confirm.py", "hand_written.py", "matrix_optimizers.py", "truth.py"),  # by the judge
     *("cost_tables.py", "exact_steps_judged.py", "pipelines.py", "random_states.py"),
     *("measured_truth.py", "profile.py"),  # by segments
+    "kernels.py",  # of HLO texts
     *("checks.py", "compiled.py"),  # of the corpus
 )
 
