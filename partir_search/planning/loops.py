@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 from partir_search.ir.core import Module
+from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.passes.attention import forward_ops
 from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.pipeline.module import pipelined
@@ -19,17 +20,36 @@ from partir_search.rules.unruled import UNRULED
 
 
 class Layered:
-    """Traced calls with layers as scans, each made once for all pipelines of a choice."""
+    """Traced calls with layers as scans, loops and pipelines, each made once for a choice.
+
+    Pipelines along axes of one size are one program.
+    """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, int], tuple[Traced, Traced, int]] = {}
+        self._layers: dict[tuple[int, int], tuple[Traced, Traced, int]] = {}
+        self._loops: dict[tuple[int, int, PipelineSchedule | None], tuple[Traced, Traced]] = {}
 
     def __call__(self, traced: Traced, again: int) -> tuple[Traced, int]:
         """`with_layers(traced, again)`."""
         key = id(traced), again
-        if key not in self._made:
-            self._made[key] = traced, *with_layers(traced, again)
-        return self._made[key][1:]
+        if key not in self._layers:
+            self._layers[key] = traced, *with_layers(traced, again)
+        return self._layers[key][1:]
+
+    def in_parts(self, traced: Traced, microbatches: int) -> Traced:
+        """`with_microbatches(traced, microbatches)`."""
+        key = id(traced), microbatches, None
+        if key not in self._loops:
+            self._loops[key] = traced, with_microbatches(traced, microbatches)
+        return self._loops[key][1]
+
+    def pipelined(self, traced: Traced, form: PipelineForm, microbatches: int) -> Traced:
+        """A call with the loop over microbatches run as a pipeline."""
+        key = id(traced), microbatches, form.timetable(microbatches)
+        if key not in self._loops:
+            rewrite = functools.partial(_pipelined, form=form, microbatches=microbatches)
+            self._loops[key] = traced, traced.run("pipeline", rewrite)
+        return self._loops[key][1]
 
 
 def with_loops(traced: Traced, loop: Rewrites, layered: Layered | None = None) -> Traced:
@@ -41,16 +61,16 @@ def with_loops(traced: Traced, loop: Rewrites, layered: Layered | None = None) -
     Raises:
       ValueError: the batch cannot be split, or the program has no layers to run as stages.
     """
+    layered = layered or Layered()
     forms: list[PipelineForm] = []
     for form in loop.pipeline:
-        traced, again = (layered or Layered())(traced, form.again)
+        traced, again = layered(traced, form.again)
         forms.append(dataclasses.replace(form, again=again))
     loop = dataclasses.replace(loop, pipeline=tuple(forms))
     if loop.microbatches > 1:
-        traced = with_microbatches(traced, loop.microbatches)
+        traced = layered.in_parts(traced, loop.microbatches)
     for form in loop.pipeline:
-        rewrite = functools.partial(_pipelined, form=form, microbatches=loop.microbatches)
-        traced = traced.run("pipeline", rewrite)
+        traced = layered.pipelined(traced, form, loop.microbatches)
     return dataclasses.replace(traced, rewrites=loop)
 
 

@@ -11,11 +11,15 @@ from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from partir_search.ir.pipeline_schedule import PipelineSchedule
+from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.roll import roll
+from partir_search.plan.rewrites import Rewrites
 from partir_search.planning import pipeline as planning
+from partir_search.planning.loops import Layered, with_loops
 from partir_search.planning.pipeline_choice import Stack, candidates, stack_of
+from partir_search.planning.trace import Traced, read_call, split_call
 from partir_search.theory.pipelines import StageSeconds, pipeline_seconds
-from tests.pipelines.programs import residual_mlps
+from tests.pipelines.programs import STEPS, arguments, residual_mlps
 from tests.support import module_of
 
 # 32 layers of width 4,096 over 64 sequences of 2,048: operations, and bytes in bf16.
@@ -116,6 +120,23 @@ def test_stack_of_a_step() -> None:
     assert stack.parameters == 6 * 4 * 4 * 4
     assert stack.carry == 8 * 4 * 4
     assert stack_of(module_of(lambda x: x + 1, jnp.ones(3))) is None
+
+
+def test_candidates_share_programs() -> None:
+    """Pipelines along axes of one size are one program; unlike chunks share the microbatches."""
+    call = split_call(STEPS["tied"], arguments(), {}, (), ())
+    traced = read_call(jax.jit(STEPS["tied"]), call, arguments(), {}, "step")
+    layered = Layered()
+
+    def looped(axis: str, chunks: int) -> Traced:
+        form = PipelineForm(axis, 2, chunks)
+        return with_loops(traced, Rewrites(microbatches=4, pipeline=(form,)), layered)
+
+    found = [looped("a", 1), looped("b", 1), looped("a", 2)]
+    assert [x.rewrites.pipeline[0].axis for x in found] == ["a", "b", "a"]
+    assert found[0].module is found[1].module
+    assert found[0].module is not found[2].module
+    assert found[0].passes[-2] is found[2].passes[-2]
 
 
 def test_ops_run_again_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
