@@ -78,11 +78,10 @@ def boundary_rows(x: Any) -> Any:
     return jnp.concatenate([x[:, :1] * 2, (x[:, 2:] + x[:, :-2]) / 2, x[:, -1:] * 3], 1)
 
 
-def flux(x: Any, mode: str) -> Any:
+def flux(x: Any, mode: str, width: int = 1, of: Form = lambda p: p**2 * jnp.tanh(p)) -> Any:
     """Differences of a flux computed with ghost cells."""
-    p = padded(x, mode)
-    q = 0.5 * p**2 * jnp.tanh(p)
-    return q[:, 2:] - q[:, :-2]
+    q = 0.5 * of(padded(x, mode, width))
+    return q[:, 2 * width :] - q[:, : -2 * width]
 
 
 def resized(x: Any, rows: int, method: str) -> Any:
@@ -118,6 +117,13 @@ FORMS: dict[str, tuple[Form, int, int]] = {  # function, rows that move forward 
     "add inside a channel": (lambda x: x.at[:, 1:-1, :, :1].add(x[:, 2:, :, 1:] * 2), 3, 6),
     "set inside a channel": (lambda x: x.at[:, 1:-1, 1:, 1:].set(x[:, 2:, 1:, :1] * 2), 3, 6),
     "flux, wrapped": (lambda x: flux(x, "wrap"), 2, 16),
+    "flux, edges": (lambda x: flux(x, "edge"), 2, 16),
+    "diffusion, edges": (lambda x: flux(x, "edge", 2, jnp.positive), 4, 10),
+    "flux, less an element": (
+        lambda x: flux(x, "edge", 1, lambda p: p * p - lax.stop_gradient(x[0, 0, 0, 0])),
+        3,
+        9,
+    ),
     "flux, reflected": (lambda x: flux(x, "reflect"), 2, 22),
     "set a row": (lambda x: x.at[:, 0].set(0.0), 0, 0),
     "set a row by another": (lambda x: x.at[:, :1].set(x[:, -1:] * 2), 1, 3),

@@ -20,6 +20,8 @@ from partir_search.passes.views.write import Writer
 from partir_search.rules.construct import like, zero
 from partir_search.rules.registry import RuleTable
 
+MAX_PLACED = 9  # cotangents multiplied one by one: of a stencil of nine points
+
 
 def write_elementwise(writer: Writer, op: Op, views: Mapping[Value, View]) -> View | None:
     """Writes an elementwise op on equally padded arrays as the padding of the op's result.
@@ -89,7 +91,7 @@ def linear_terms(
         terms = [] if not isinstance(x, Value) or sums.is_read(x) else sums.of(x)
         if not terms and isinstance(x, Value) and x in views and views[x].base is not None:
             terms = [views[x]] if zero_filled(views[x]) else []
-        if terms and all(map(_may_place, terms)):
+        if 0 < len(terms) <= MAX_PLACED and all(map(_may_place, terms)):
             rest = {k: y for k, y in enumerate(op.operands) if k != i}
             others = {k: views.get(y) if isinstance(y, Value) else None for k, y in rest.items()}
             if any(y.type.shape and not _copies(others[k]) for k, y in rest.items()):

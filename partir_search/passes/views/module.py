@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from partir_search.ir.boundaries import ZERO
-from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value, walk_regions
+from partir_search.ir.core import Module, Op, Operand, Region, Value, walk_regions
 from partir_search.ir.role import Role
 from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.rewriter import Rewriter
@@ -119,7 +119,7 @@ class _Scope:
         self.makers: dict[Value, Op] = {}
         self.constant_arrays = ConstantArrays(region, owner.entering)
         self.crops = Crops(self.makers, region)
-        self.sums = Sums(self.crops)
+        self.sums = Sums(self.crops, self.makers)
 
     def run(self) -> Region:
         for op in self.old.ops:
@@ -151,8 +151,13 @@ class _Scope:
             return
         constants = self.owner.small_constants
         constants.follow(op)
+        if padded := write_elementwise(self.writer, op, self.views):
+            self.views[op.results[0]] = padded
+            return
         if not self.is_candidate(op):
-            self.write_elementwise(op)
+            if terms := linear_terms(self.writer, op, self.views, self.sums):
+                self.sums.record(op.results[0], terms)
+            self.writer.ops.append(op)
             return
         if role_of(op) is Role.PADDING:
             op = dataclasses.replace(
@@ -166,15 +171,6 @@ class _Scope:
         op = as_slice(op, constants) or repeat_as_broadcast(op, self.makers) or op
         if not (self.write_view(op) or write_update(self.writer, op, constants, self.views)):
             self.writer.ops.append(op)
-
-    def write_elementwise(self, op: Op) -> None:
-        """Writes an op that is no view, before the padding of its operands where it may be."""
-        if padded := write_elementwise(self.writer, op, self.views):
-            self.views[op.results[0]] = padded
-            return
-        if terms := linear_terms(self.writer, op, self.views, self.sums):
-            self.sums.record(op.results[0], terms)
-        self.writer.ops.append(op)
 
     def write_indexed(self, op: Op) -> bool:
         """Writes a gather or scatter at known positions; False if the op is none."""
@@ -234,7 +230,8 @@ class _Scope:
 
     def write_sum(self, op: Op) -> bool:
         """Records a sum of views, the gradient of padding; True if it could be written."""
-        if role_of(op) is not Role.ADDITION or any(isinstance(x, Literal) for x in op.operands):
+        whole = all(x.type.shape == op.results[0].type.shape for x in op.operands)
+        if role_of(op) is not Role.ADDITION or not whole:
             return False
         terms = [v for x in op.operands for v in self.terms(x)]
         if any(v.base is None for v in terms) or all(m is None for v in terms for m in v.maps):

@@ -7,15 +7,18 @@ the array before padding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
-from partir_search.ir.core import Op, Value
+from partir_search.ir.core import Op, Shape, Value
 from partir_search.ir.role import Role
 from partir_search.passes.views.crops import Crops
 from partir_search.passes.views.view import View, view_of, without_overlap, zeros_only
 from partir_search.passes.views.write import Writer
 from partir_search.rules.construct import added
 from partir_search.rules.registry import role_of
+from partir_search.rules.shifts import FEW
 
 MAX_TERMS = 32
 _READS = (Role.SLICE, Role.PADDING, Role.REVERSAL)
@@ -24,8 +27,9 @@ _READS = (Role.SLICE, Role.PADDING, Role.REVERSAL)
 class Sums:
     """Sums of views in one region."""
 
-    def __init__(self, crops: Crops) -> None:
-        self._crops = crops
+    def __init__(self, crops: Crops, makers: Mapping[Value, Op]) -> None:
+        """Sums of a region; `makers` are the ops making its values, as far as views."""
+        self._crops, self._makers = crops, makers
         self._terms: dict[Value, list[View]] = {}
         self._read: set[Value] = set()  # views of sums, and sums of these
 
@@ -66,6 +70,8 @@ class Sums:
     def read(self, op: Op) -> bool:
         """Records a view of a sum as a sum of views; False if the op is no view of a sum."""
         terms = [view_of(op, lambda _, t=term: t) for term in self._known(op)]  # type: ignore[misc]
+        if kept := kept_sum(op, self._makers):
+            terms = list(_each(self.of(kept[0]), *kept))
         if not terms or any(t is None or not zeros_only(t) for t in terms):
             return False
         self._terms[op.results[0]] = [t for t in terms if t is not None]
@@ -105,6 +111,47 @@ class Sums:
         if self._crops.maker(term.base) is not None:
             return self._crops.write(writer, op, term, into)
         return writer.view(op, term, into)
+
+
+def kept_sum(op: Op, makers: Mapping[Value, Op]) -> tuple[Value, int] | None:
+    """Returns (x, dim) if `op` ends the sum of a few elements of `x` along a dim, kept with extent
+    1: the gradient of `jnp.repeat`, as in padding by the outermost element.
+    """
+    chain = [op]
+    for role in (Role.SUM, Role.RESHAPE):
+        x = chain[-1].operands[0]
+        made = makers.get(x) if isinstance(x, Value) else None
+        if role_of(op) is not Role.BROADCAST or made is None or role_of(made) is not role:
+            return None
+        chain.append(made)
+    _, total, wide = chain
+    x, shape = wide.operands[0], op.results[0].type.shape
+    if not isinstance(x, Value) or len(x.type.shape) != len(shape):
+        return None
+    before = x.type.shape
+    if math.prod(shape) != math.prod(total.results[0].type.shape):
+        return None
+    summed = [d for d, (n, m) in enumerate(zip(before, shape, strict=True)) if n != m]
+    if summed != _longer(wide.results[0].type.shape, before, total.params["axes"]):
+        return None
+    dim = summed[0] if summed else before.index(1) if 1 in before else None
+    few = len(summed) < 2 and dim is not None and before[dim] <= FEW
+    return (x, dim) if few and dim is not None else None
+
+
+def _longer(wide: Shape, shape: Shape, axes: Sequence[int]) -> list[int]:
+    """Returns dims of `shape` for the axes of a reshaped array longer than 1."""
+    ordered = iter(d for d, n in enumerate(shape) if n != 1)
+    dims = {a: next(ordered, -1) for a, n in enumerate(wide) if n != 1}
+    return sorted(dims[a] for a in axes if a in dims)
+
+
+def _each(terms: Sequence[View], x: Value, dim: int) -> Iterator[View]:
+    """Yields each element of a dim of each term, without elements that are zero."""
+    for term, at in itertools.product(terms, range(x.type.shape[dim])):
+        view = term.mapped(dim, lambda s, at=at: s[at : at + 1])  # type: ignore[misc]
+        if view.sources(dim)[0] >= 0:
+            yield view
 
 
 def _suits(term: View) -> bool:
