@@ -186,11 +186,12 @@ def kept(folder: pathlib.Path, name: str) -> list[Kernel]:
 
 
 def run_case(name: str) -> None:
-    """Compiles a case, waits for a line of input, runs it and prints its row."""
+    """Compiles a case, waits for a line of input, runs the case and prints its row."""
     mesh = jax.make_mesh((1,), ("data",), (AxisType.Auto,), devices=jax.devices()[:1])
     ready = prepared(name, mesh)
     print("compiled", flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():  # the process that started this one has ended
+        return
     print(json.dumps(row_of(ready, timed(ready))), flush=True)
     if FLAGS.kernels:
         keep(pathlib.Path(FLAGS.kernels), ready)
@@ -201,7 +202,10 @@ def compiled(name: str) -> subprocess.Popen[str]:
     own = [arg for arg in sys.argv[1:] if not arg.startswith(("--cases", "--out"))]
     command = [sys.executable, "-m", "experiments.one_device", *own, f"--case={name}"]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # several processes hold programs
+    process = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **shared}
+    )
     assert process.stdout
     process.stdout.readline()
     return process
