@@ -172,10 +172,13 @@ def live_curve(
     classes = ranges.value
     if folded is not None:
         places = places or folded.body
+        classes = np.array([folded.class_of[v] for v in ranges.value], dtype=np.int64)
+    if places is not None and not places.op_of:  # a branch that returns its arguments
+        places = None
+    if places is not None:
         # A move of an op's result is positioned at the row after the op's.
         ends = np.concatenate((ranges.start, ranges.start + 1, ranges.stop))
         rows, following = _rows(places, ends)
-        classes = np.array([folded.class_of[v] for v in ranges.value], dtype=np.int64)
     position = covered = rows
     cover = rows
     if places is not None:
