@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import os
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -126,6 +126,11 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
     def machine(self) -> Machine:
         """Figures of the machine that plans are made for."""
         return self._options.machine
+
+    @property
+    def _entries(self) -> Mapping[Hashable, Any]:
+        """Executables by call signature; their number is that of `jax.jit`'s `_cache_size()`."""
+        return self._executables.entries
 
     @property
     def plain(self) -> Any:
