@@ -127,6 +127,7 @@ def machine_of(profile: ps.Profile, mesh: Any) -> ps.Machine:
     kind = mesh.devices.flat[0].device_kind
     like = known(kind)
     shape = ps.MeshShape(tuple(mesh.axis_names), tuple(mesh.axis_sizes))
+    axes_text = ",".join(f"{n}:{size}" for n, size in zip(shape.names, shape.sizes, strict=True))
     samples = link_samples(profile, shape)
     axes = {s.axis for s in samples}
     links = {a: fit_link([s for s in samples if s.axis == a], like.torus) for a in axes}
@@ -143,10 +144,11 @@ def machine_of(profile: ps.Profile, mesh: Any) -> ps.Machine:
         link_bytes_per_s=slowest[0],
         hop_seconds=slowest[1],
         matmul_efficiency=1.0,
+        matmul_efficiencies={},
         hbm_efficiency=1.0,
         axis_bytes_per_s={a: b for a, (b, _) in links.items()},
         axis_hop_seconds={a: h for a, (_, h) in links.items()},
-        sources=(f"experiments.calibrate, jax {jax.__version__}, mesh {FLAGS.mesh}",),
+        sources=(f"experiments.calibrate, jax {jax.__version__}, mesh {axes_text}",),
         **rates,
     )
 

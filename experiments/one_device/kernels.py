@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import math
 import pathlib
 import re
 import tempfile
@@ -25,13 +24,14 @@ from partir_search.aot.computations import (
     array_sizes,
     called,
     computations,
+    dot_flops,
+    dots,
     instruction,
 )
 
 LIBRARIES = ("nvjet", "cutlass", "void cutlass", "sm80_", "sm90_", "cudnn", "ampere")
 SMALL = 30e6  # bytes: kernels that move less are a row of their own
 
-_DOT = re.compile(r"lhs_contracting_dims=\{(?P<over>[\d,]*)\}")
 _GEMM = re.compile(r'"dot_dimension_numbers":(?P<numbers>\{.*?\})')
 
 
@@ -53,8 +53,8 @@ class Kernel:
     """A kernel with its work.
 
     Attributes:
-      kind: product, a Triton product, softmax, reduction, transpose, scatter, gather, elementwise,
-        or another.
+      kind: product, Triton product, softmax, reduction, transpose, scatter, look-up, elementwise,
+        library or other, and the floating-point types of the results.
       nbytes / flops: of operands and results, and of products.
     """
 
@@ -116,9 +116,14 @@ def kernels_of(text: str, events: Sequence[Event]) -> Iterator[Kernel]:
         made = re.sub(r"s8\[\d+\]", "", found.type)  # scratch of a library
         nbytes = _nbytes(made) + sum(_nbytes(own.get(x, "")) for x in found.operands)
         inside = [parts[x] for x in called(line) if x in parts]
-        flops = _gemm_flops(line, found.operands, own) if library else 0.0
-        flops += sum(_dot_flops(each, types[each.name]) for each in inside)
-        yield Kernel(_kind(event.name, line, library, flops), event.seconds, nbytes, flops)
+        flops = _gemm_flops(line, found.operands, own, made) if library else 0.0
+        flops += sum(n for each in inside for n, _ in dots(each))
+        kind = _kind(event.name, line, library, flops)
+        if kind == "elementwise" and any(" gather(" in each for x in inside for each in x.lines):
+            kind = "look-up"  # reads few rows of the operands
+        dtypes = sorted(set(re.findall(r"\b(bf16|f16|f32|f64)\[", made)))
+        label = f"{kind}, {' and '.join(dtypes)}" if dtypes else kind
+        yield Kernel(label, event.seconds, nbytes, flops)
 
 
 def table(kernels: Sequence[Kernel]) -> Table:
@@ -155,37 +160,9 @@ def _nbytes(type_text: str) -> int:
     return sum(n * size for n, size in array_sizes(type_text))
 
 
-def _shape(type_text: str) -> list[int]:
-    return [int(n) for n in type_text[type_text.index("[") + 1 : type_text.index("]")].split(",")]
-
-
-def _product(lhs: list[int], rhs: list[int], batch: list[int], over: list[int]) -> float:
-    b, k = math.prod(lhs[d] for d in batch), math.prod(lhs[d] for d in over)
-    return 2.0 * math.prod(lhs) * math.prod(rhs) / (b * k)
-
-
-def _gemm_flops(line: str, operands: Sequence[str], types: dict[str, str]) -> float:
+def _gemm_flops(line: str, operands: Sequence[str], types: dict[str, str], made: str) -> float:
     found = _GEMM.search(line)
     if not found:
         return 0.0
-    numbers = json.loads(found["numbers"])
-    batch, over = (
-        [int(d) for d in numbers[f"lhs_{which}_dimensions"]] for which in ("batch", "contracting")
-    )
-    return _product(_shape(types[operands[0]]), _shape(types[operands[1]]), batch, over)
-
-
-def _dot_flops(part: Computation, types: dict[str, str]) -> float:
-    total = 0.0
-    for line in part.lines:
-        found = instruction(line)
-        if found and found.op == "dot":
-            over = _DOT.search(line)
-            batch = re.search(r"lhs_batch_dims=\{([\d,]*)\}", line)
-            dims = [
-                [int(d) for d in text.split(",") if d]
-                for text in (batch[1] if batch else "", over["over"] if over else "")
-            ]
-            lhs, rhs = (_shape(types[x]) for x in found.operands[:2])
-            total += _product(lhs, rhs, *dims)
-    return total
+    over = map(int, json.loads(found["numbers"])["lhs_contracting_dimensions"])
+    return dot_flops(types[operands[0]], over, made)

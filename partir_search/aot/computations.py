@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \((?P<args>.*)\) -> ")
 _ARRAY = re.compile(r"\b(?P<dtype>[a-z]+\d*\w*)\[(?P<dims>[\d,]*)\]")
@@ -16,6 +16,9 @@ _CALLED = re.compile(
 _INSTRUCTION = re.compile(
     r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.-]+) = "
     r"(?P<type>.*?)(?P<op>[a-z][\w-]*)\((?P<arguments>[^)]*)"
+)
+_DOT = re.compile(
+    r" = (?P<type>\S+) dot\(%?(?P<lhs>[\w.-]+),.*?lhs_contracting_dims=\{(?P<dims>[\d,]*)\}"
 )
 _COMMENT = re.compile(r"/\*.*?\*/")
 
@@ -95,3 +98,25 @@ def array_sizes(text: str) -> Iterator[tuple[int, int]]:
         dims = [int(d) for d in m["dims"].split(",") if d]
         bits = re.search(r"\d+", m["dtype"])
         yield math.prod(dims), max(1, int(bits.group()) // 8) if bits else 1
+
+
+def dots(part: Computation) -> Iterator[tuple[float, str]]:
+    """Operations of each dot in a computation, and the type of its first operand (``bf16``)."""
+    types = {m.name: m.type for m in map(instruction, part.lines) if m}
+    for dot in filter(None, map(_DOT.search, part.lines)):
+        of = types[dot["lhs"]]
+        over = [int(d) for d in dot["dims"].split(",") if d]
+        yield dot_flops(of, over, dot["type"]), of[: of.index("[")]
+
+
+def dot_flops(operand: str, over: Iterable[int], result: str) -> float:
+    """Operations of a dot.
+
+    Args:
+      operand: text of the first operand's type.
+      over: contracted dims of that operand.
+      result: text of the result's type, of the first array if it has several.
+    """
+    sides = [int(n) for n in operand[operand.index("[") + 1 : operand.index("]")].split(",")]
+    elements, _ = next(array_sizes(result))
+    return 2.0 * elements * math.prod(sides[d] for d in over)

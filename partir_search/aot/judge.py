@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import re
 from collections.abc import Iterable
 
@@ -22,6 +21,7 @@ from partir_search.aot.computations import (
     array_sizes,
     called,
     computations,
+    dots,
     instruction,
 )
 from partir_search.aot.hlo import FUSED_SCATTER, CompiledCollective, axes_of, collectives_of
@@ -38,9 +38,6 @@ KERNELS = (*UNPRICED, "custom-call", "copy", "dot", "convolution", "reduce", "tr
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 UNKNOWN = 1 << 62  # so many cycles stand for "not known"
 
-_DOT = re.compile(
-    r" = (?P<type>\S+) dot\(%?(?P<lhs>[\w.-]+),.*?lhs_contracting_dims=\{(?P<dims>[\d,]*)\}"
-)
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _COLLECTIVE = re.compile(
     r"\b(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start|-done)?\("
@@ -88,15 +85,11 @@ class _Program:
           moved: bytes read and written.
           inside: computations of the kernel.
         """
-        product_seconds = 0.0
-        for part in inside:
-            types = {m.name: m.type for m in map(instruction, part.lines) if m}
-            for dot in filter(None, map(_DOT.search, part.lines)):
-                of = types[dot["lhs"]]
-                sides = [int(n) for n in of[of.index("[") + 1 : of.index("]")].split(",")]
-                shared = math.prod(sides[int(d)] for d in dot["dims"].split(",") if d)
-                rate = self.machine.matmul_flops_per_s(DTYPES[of[: of.index("[")]])
-                product_seconds += 2 * shared * sum(n for n, _ in array_sizes(dot["type"])) / rate
+        product_seconds = sum(
+            flops / self.machine.matmul_flops_per_s(DTYPES[dtype])
+            for part in inside
+            for flops, dtype in dots(part)
+        )
         bytes_seconds = moved / self.machine.attained_hbm_bytes_per_s
         return max(product_seconds, bytes_seconds) + self.machine.kernel_seconds
 

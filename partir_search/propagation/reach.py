@@ -1,4 +1,4 @@
-"""Barriers that a propagation reaches: with these alone, the propagation ends in the same state."""
+"""Barriers that a decision needs: without the others its propagation ends in the same state."""
 
 from __future__ import annotations
 

@@ -22,6 +22,12 @@ def is_reduction(rule: OpRule) -> bool:
     return any(reducer and f in read for f, reducer in enumerate(rule.reducers))
 
 
+def is_batched(rule: OpRule) -> bool:
+    """True if some factor of several points is a dim of all operands and of all results."""
+    factors = [set(dims) for dims in (*rule.operands, *rule.results)]
+    return any(f >= 0 and rule.sizes[f] > 1 for f in set.intersection(*factors))
+
+
 def is_tuple_reduction(op: Op, rule: OpRule) -> bool:
     """True for a reduction that accumulates several elements: argmax, a reduce of two arrays."""
     if not is_reduction(rule):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import random
+import types
+from typing import Any
 
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
-from experiments.calibrate import Sample, fit_link, known
+from experiments.calibrate import Sample, fit_link, known, machine_of
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
+from partir_search.profile.entries import MeasuredProduct
 from partir_search.simulator.target.machine import MACHINES, find_machine
 from partir_search.simulator.target.traits import XlaTraits
 from partir_search.simulator.time.collectives import collective_seconds
@@ -77,3 +81,21 @@ def test_what_cannot_be_measured_is_the_kinds() -> None:
     plain = known("Graphcore IPU")
     assert not plain.torus
     assert plain.traits == XlaTraits()
+
+
+def test_calibrated_rates_are_attained_in_full() -> None:
+    """Whatever shares of the peak are known of the device."""
+    products = tuple(
+        MeasuredProduct(dtype, (1, 4096, 4096, 4096), rate)
+        for dtype, rate in (("bfloat16", 8e14), ("float32", 3e14))
+    )
+    rates = {"hbm_bytes_per_s": 3e12, "kernel_seconds": 1e-6}
+    profile = dataclasses.replace(ps.Profile.empty("h200"), products=products, rates=rates)
+    device = types.SimpleNamespace(device_kind="NVIDIA H200", memory_stats=lambda: None)
+    mesh: Any = types.SimpleNamespace(
+        devices=np.array([device], dtype=object), axis_names=("data",), axis_sizes=(1,)
+    )
+    machine = machine_of(profile, mesh)
+    for product in products:
+        assert machine.matmul_flops_per_s(product.dtype) == product.flops_per_s
+    assert machine.attained_hbm_bytes_per_s == 3e12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import time
 from collections.abc import Callable
@@ -13,16 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from models import transformer
-from models.catalog import MODELS
 from partir_search.ir.core import Op
 from partir_search.ir.printer import print_partition
 from partir_search.ir.printing import blocks
-from partir_search.ir.printing.names import printed_as
 from partir_search.ir.printing.text import WIDTH
+from tests.ir.printed import AXES, PROGRAMS, plan_of
 from tests.support import (
     check_partition,
     floats_of,
@@ -31,36 +28,6 @@ from tests.support import (
     state_of,
     tile_arg,
 )
-
-AXES = AbstractMesh((2, 4), ("batch", "model"))
-BATCH = ps.ManualPartition({"batch": 0}, axis="batch")
-TOKENS = ps.ManualPartition({"tokens": 0}, axis="batch")
-BATCHES = ps.ManualPartition({"batch/**": 0}, axis="batch")
-Z2 = ps.ManualPartition({"state/opt_state/**": ps.FIRST_DIVISIBLE_DIM}, axis="batch")
-
-
-def columns(*paths: str, dim: int = 1) -> ps.ManualPartition:
-    return ps.ManualPartition({f"state/params/**/{p}": dim for p in paths}, axis="model")
-
-
-PROGRAMS: dict[str, tuple[dict[str, Any], list[Any]]] = {
-    "transformer-tiny": ({"layers": 2}, [BATCH, columns("mlp_in/kernel"), Z2]),
-    "llama-tiny": ({"layers": 3}, [TOKENS, columns("query/kernel", "gate/kernel", "up/kernel")]),
-    "gpt-scan-tiny": ({}, [BATCHES]),
-    "resnet-tiny": ({}, [BATCHES]),
-    "nnx-tiny": ({"layers": 1}, [TOKENS]),
-    "moe-tiny": ({}, [BATCH]),
-    "dlrm-tiny": ({}, [BATCHES]),
-    "graph-net-tiny": ({}, []),
-}
-
-
-@functools.cache
-def plan_of(name: str) -> ps.Plan:
-    sizes, schedule = PROGRAMS[name]
-    entry = MODELS[name].resized(**sizes)
-    step = ps.auto_partition(AXES, machine="tpu_v5e", schedule=schedule)(entry.step)
-    return step.plan(*entry.abstract_args(16))
 
 
 def block(x: Any, w1: Any, w2: Any) -> Any:
@@ -192,60 +159,6 @@ def test_lines_fit(name: str, full: bool) -> None:
     assert max(map(len, plan_of(name).ir(full=full).splitlines())) <= WIDTH
 
 
-def statements(text: str) -> list[str]:
-    """Lines of a body, each with its continuations."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        if lines and _depth(line) - _depth(lines[-1]) >= 4:
-            lines[-1] += " " + line.lstrip()
-        else:
-            lines.append(line)
-    return lines
-
-
-def _depth(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-@pytest.mark.parametrize("name", ["llama-tiny", "gpt-scan-tiny", "nnx-tiny"])
-def test_full_names_every_op(name: str) -> None:
-    plan = plan_of(name)
-    text = "\n".join(statements(plan.ir(full=True)))
-    made = re.findall(r"^ *(%[^=(]*?) = (?!tile|sum|max \"|min|ring|pass)", text, re.MULTILINE)
-    names = {n.strip().removeprefix("%") for names in made for n in names.split(",")}
-    assert {r.name for op in plan.module.ops for r in op.results} <= names
-
-
-@pytest.mark.parametrize("name", ["resnet-tiny", "nnx-tiny", "dlrm-tiny"])
-def test_every_name_is_made(name: str) -> None:
-    """Operands of slices and products are made in lines before."""
-    head, _, body = plan_of(name).ir().partition("mesh<")
-    made, looked = set[str](), 0
-    for line in statements(body):
-        left, equals, right = line.strip().partition(" = ")
-        if equals and re.match(r"slice|window|dot_general|conv", right):
-            taken = re.sub(r"\[%[^\]]*\]", "", right.split(" : ")[0])
-            for used in re.findall(r"%([\w.\-]+)", taken):
-                looked += 1
-                assert used.split(".")[-1] in made or f"{used}:" in head or used in head, line
-        names = left if equals else line.rpartition(" ops")[2]
-        made.update(n.split(".")[-1] for n in re.findall(r"%([\w.\-]+)", names))
-    assert looked > 10
-
-
-def test_products_are_all_printed_and_small_ops_counted() -> None:
-    plan = plan_of("nnx-tiny")
-    lines = statements(plan.ir())
-    products = sum(op.prim == "dot_general" for op in plan.module.ops)
-    assert sum(" = dot_general" in line for line in lines) == products
-    runs = [line.split(" ops")[0] for line in lines if " ops" in line]
-    small = sum(int(n) for run in runs for n in re.findall(r"(\d+) [a-z]", run))
-    loop = re.compile(r'(tile [\d,]+|sum) "|slice [\d,]+ \(?%')
-    made = [line.partition(" = ")[2] for line in lines]
-    shown = sum(bool(right) and not loop.match(right) for right in made)
-    assert small + shown == len(plan.module.ops)
-
-
 def test_scopes_of_one_pass() -> None:
     plan = plan_of("transformer-tiny")
     forward, backward = plan.ir("forward of layer_0"), plan.ir("backward of layer_0")
@@ -256,69 +169,6 @@ def test_scopes_of_one_pass() -> None:
     assert len(forward.splitlines()) < len(plan.ir("layer_0").splitlines())
     with pytest.raises(ValueError, match="ir: no op was traced under 'backward of decoder'"):
         plan.ir("backward of decoder")
-
-
-def test_explain_takes_printed_names() -> None:
-    plan = plan_of("transformer-tiny")
-    module = plan.module
-    (found,) = printed_as(module, "layer_0.norm1")
-    assert found[0] == "Transformer.layer_0.norm1"
-    assert "norm1" in plan.explain("%layer_0.norm1")
-    assert len(printed_as(module, "norm1")) == 2
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_slices_are_taken_once(full: bool) -> None:
-    """A loop in a loop takes no slice that the outer one has taken."""
-
-    def f(x: Any, w: Any, v: Any) -> Any:
-        return jnp.tanh(x @ v), jnp.tanh(x @ w)
-
-    state = state_of(module_of(f, ones(8, 4), ones(4, 16), ones(4, 4)))
-    tile_arg(state, 0, 0, "batch")
-    tile_arg(state, 1, 1, "model")
-    text = print_partition(state.partition(), full=full)
-    assert text.count("%a0s = slice 0 %a0[%batch]") == 1
-    assert len(re.findall(r"dot_general\S* %a0s, ", text)) == 2
-
-
-def test_full_form_slices_at_heads() -> None:
-    """Slices have names of their own, and no operand is sliced at its use."""
-
-    def f(x: Any, xs: Any) -> Any:
-        return jnp.tanh(x @ x.T) @ (xs @ x.T)
-
-    state = state_of(module_of(f, ones(8, 8), ones(8, 8)))
-    names = {v.name for v in state.graph.module.values}
-    tile_arg(state, 0, 0, "batch")
-    tile_arg(state, 1, 1, "model")
-    text = print_partition(state.partition(), full=True)
-    made = re.findall(r"^ *(%.*) = (?:slice|window) ", text, re.MULTILINE)
-    slices = {name.strip() for names in made for name in names.split(",")}
-    assert len(slices) > 2
-    assert not {f"%{n}" for n in names} & slices
-    assert "(slice" not in text
-
-
-def test_names_are_unique_in_a_block() -> None:
-    def repeated(x: Any) -> Any:
-        with jax.named_scope("a"):
-            x = jnp.sin(x) @ x
-            with jax.named_scope("a"):
-                y = jnp.sin(x) @ x
-            return (jnp.cos(x) @ y) @ x
-
-    text = print_partition(state_of(module_of(repeated, ones(8, 8))).partition())
-    made = re.findall(r"^ *%(\S+) = ", text, re.MULTILINE)
-    assert len(made) == len(set(made)) == 7
-
-
-def test_region_arguments_bear_the_names_of_what_enters() -> None:
-    text = plan_of("gpt-scan-tiny").ir()
-    assert "%query.kernel" in text
-    entering = re.search(r"\(%arg0: (.*?)\) \{", text, re.DOTALL)
-    assert entering
-    assert "%state.params.layers.attention.key.kernel: f32[32,4,8]" in entering[1]
 
 
 def test_demo_shows_attention_and_mlp() -> None:

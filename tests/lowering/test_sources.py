@@ -108,7 +108,7 @@ def test_compiled_program_names(mesh: jax.sharding.Mesh) -> None:
     state = f.init(
         lambda: jax.tree.map(lambda x: jnp.ones(x.shape), STATE), jnp.ones((8, 16)), rate=0.1
     )
-    (entry,) = f._executables.entries.values()
+    (entry,) = f._entries.values()
     args, kwargs = entry.arguments([*jax.tree.leaves(state), jnp.ones((8, 16)), jnp.float32(1)])
     text = entry.flat.lower(*args, **kwargs).as_text(debug_info=True)
     assert {"state['params']['w1']", "batch", "rate"} <= set(re.findall(r'loc\("([^"]*)"', text))

@@ -218,7 +218,7 @@ def test_what_donates_nothing_is_checked_by_jax(
     assert calls({**eval_state(), "count": 5}, batch()) == "direct"
     for _ in range(2):
         assert calls({**eval_state(), "w": placed[0]["w"]}, placed[1]) == "direct"
-    (entry,) = calls.step._executables.entries.values()
+    (entry,) = calls.step._entries.values()
     assert entry.direct._cache_size() == 1  # compiled once
 
 

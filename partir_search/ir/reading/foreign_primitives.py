@@ -48,7 +48,15 @@ class Bodies:
     def read(
         self, reader: Any, eqn: Any, env: dict[Any, Operand], ops: list[Op], prefix: str
     ) -> bool:
-        """Reads an equation through the definition of its primitive; False if it has none."""
+        """Reads the ops of an equation from the definition of the equation's primitive.
+
+        Args:
+          ops: list to which the ops are added.
+          prefix: scope of the equation.
+
+        Returns:
+          False, with nothing read, if the primitive has no definition.
+        """
         if (passed := self.passed(eqn)) is not None:
             env.update(zip(eqn.outvars, [reader.read(env, x) for x in passed], strict=True))
             return True

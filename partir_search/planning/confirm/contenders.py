@@ -1,4 +1,4 @@
-"""Plans beside a search's plan that a compiler may find better: near it by the simulator."""
+"""Further plans to compile: those with simulated seconds near the search's plan."""
 
 from __future__ import annotations
 

@@ -49,7 +49,14 @@ class _Changes:
         return cls(places // width, places % width, summed, size)
 
     def bytes_at(self, nbytes: Floats) -> Floats:
-        """[size] bytes that come to life less bytes that die, given [classes] bytes of a member."""
+        """Change of live bytes at each row.
+
+        Args:
+          nbytes: [classes] bytes of one member of a class.
+
+        Returns:
+          [size] bytes of values that begin to live, less bytes of values that die.
+        """
         moved = self.weights * nbytes[self.classes]
         return np.bincount(self.rows, moved, self.size).astype(np.float64, copy=False)
 

@@ -25,6 +25,7 @@ from partir_search.ir.rule import OpRule
 from partir_search.simulator.arrays import Bools, Floats
 from partir_search.simulator.memory.float_types import changes_width, is_float
 from partir_search.simulator.memory.softmax import DotOutputs, sums_few
+from partir_search.simulator.op_kinds import is_batched
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
 
@@ -199,26 +200,23 @@ def _dot_operands(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
             value = large[0] if len(large) == 1 else None
         return False
 
+    def computed(value: Value | None) -> Value | None:
+        """The value of an elementwise op behind moves and broadcasts, if any."""
+        while value is not None:
+            maker = makers[value.id]
+            if maker is None or not rules[maker.id].elementwise:
+                return None
+            if not rules[maker.id].moves or changes_width(maker, rules[maker.id]):
+                return value
+            value = next((x for _, x in maker.inputs()), None)
+        return None
+
     for op in module.ops:
-        in_kernel = _multiplies_one_matrix(rules[op.id])
-        for _, v in op.inputs() if rules[op.id].contracts else ():
-            value: Value | None = v
-            while value is not None:
-                maker = makers[value.id]
-                if maker is None or not rules[maker.id].elementwise:
-                    break
-                rule = rules[maker.id]
-                if not rule.moves or changes_width(maker, rule):
-                    if not (in_kernel and of_dot(value)):
-                        found.add(value.id)
-                    break
-                value = next((x for _, x in maker.inputs()), None)
+        rule = rules[op.id]
+        if not rule.contracts:
+            continue
+        makes_operands = rule.role is not Role.CONVOLUTION and not is_batched(rule)
+        for value in filter(None, (computed(v) for _, v in op.inputs())):
+            if not (makes_operands and of_dot(value)):
+                found.add(value.id)
     return frozenset(found)
-
-
-def _multiplies_one_matrix(rule: OpRule) -> bool:
-    """True for a dot without batch dims; False for convolutions."""
-    if not rule.contracts or rule.role is Role.CONVOLUTION or len(rule.operands) != 2:
-        return False
-    one, other = map(set, rule.operands)
-    return not any(f in one and f in other and not rule.reducers[f] for f in range(len(rule.sizes)))

@@ -191,17 +191,17 @@ class _Builder:
         """Flops per second of a kernel's product: by loops if a profile has such products, or if
         sizes are not aligned.
         """
-        corrections, alignment = self._time.corrections, self._time.alignment
-        rated = corrections and corrections.products and k in corrections.products.place
-        aligned = not alignment or k not in alignment.place
-        if not rated and aligned:
-            return float(self._time.rates[k])
-        _, loops = self._shares.loops(int(self._time.kernels.op[k]))
-        sizes = self._shares.variables.mesh.sizes
         rate: float | Floats = float(self._time.rates[k])
-        if corrections and corrections.products and rated:
-            rate = corrections.products.rates_at(k, loops, sizes)
-        return rate if aligned or not alignment else rate * alignment.share_at(k, loops, sizes)
+        corrections, alignment = self._time.corrections, self._time.alignment
+        products = corrections.products if corrections else None
+        sizes = self._shares.variables.mesh.sizes
+        if products and k in products.place:
+            _, loops = self._shares.loops(int(self._time.kernels.op[k]))
+            rate = products.rates_at(k, loops, sizes)
+        if alignment and k in alignment.place:
+            _, loops = self._shares.loops(int(self._time.kernels.op[k]))
+            rate = rate * alignment.share_at(k, loops, sizes)
+        return rate
 
     def _ratio(self, k: int) -> Sum | None:
         """Ratio of a leading kernel; None without a profile."""

@@ -70,7 +70,7 @@ def read_below(
     variables: Variables,
     traits: XlaTraits,
 ) -> list[CopyGroup]:
-    """Adds moves as they cost at least, apart from those that may share copies.
+    """Adds lower bounds of the costs of moves, without moves that may share copies.
 
     Args:
       excess: by region, whether collectives count as exposed in full and the deferred dots as
@@ -113,8 +113,14 @@ def read_below(
 def split_gathers(
     use: Use, prices: Columns, early: float | Floats, traits: XlaTraits
 ) -> tuple[Floats, Floats | float]:
-    """Seconds per step of collectives that wait for their turn, and of gathers that start early
-    beyond the seconds that hide each.
+    """Splits the seconds of a use's collectives by when they start.
+
+    Args:
+      early: seconds of compute behind which a gather that starts early is hidden.
+
+    Returns:
+      Seconds per step of collectives that start at the use, and the exposed seconds of gathers that
+      start before.
     """
     table = use.table
     waiting: Floats = prices.reduced * table.reduces + prices.moved * table.times

@@ -94,7 +94,7 @@ class OrderedTables:
         return sum(seconds(self.model.module.body, 1.0))
 
     def at(self, labels: Ints, kept: Sequence[Ints] | None = None) -> PairwiseModel:
-        """Costs linearised at a labelling, exact there.
+        """Pairwise model of the costs, linearised at a labelling and exact at the labelling.
 
         Args:
           kept: [variables] label indices; labels of the result are positions in these arrays. All

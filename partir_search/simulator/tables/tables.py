@@ -113,7 +113,7 @@ class CostTables:
         return self.variables.labels_of(partition)
 
     def at(self, partition: Partition, kept: Sequence[Ints] | None = None) -> PairwiseModel:
-        """Costs linearised at a partition, exact there.
+        """Pairwise model of the costs, linearised at a partition and exact at the partition.
 
         Args:
           kept: [variables] labels of the model, with that of the partition among them; by default

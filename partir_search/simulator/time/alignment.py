@@ -42,7 +42,14 @@ class Alignment:
     place: dict[int, int]
 
     def reduced(self, rates: Floats, partition: Partition) -> Floats:
-        """[K] rates of kernels, less those of products that are not aligned under a partition."""
+        """Rates with unaligned products at `rate` of theirs.
+
+        Args:
+          rates: [K] flops per second of each kernel.
+
+        Returns:
+          [K] flops per second under the partition.
+        """
         found = rates.copy()
         odd = self._odd(self.sizes.local(partition), self.last, self.elements)
         found[self.kernel[odd]] *= self.rate

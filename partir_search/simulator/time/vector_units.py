@@ -28,7 +28,7 @@ from partir_search.ir.core import Module, Op
 from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.simulator.arrays import Bools, Floats, Ints
-from partir_search.simulator.op_kinds import is_reduction
+from partir_search.simulator.op_kinds import is_batched, is_reduction
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.kernels import Kernels
@@ -74,7 +74,7 @@ def vector_work(
         op, rule, leader = module.ops[op_id], rules[op_id], int(kernels.leader[at])
         by_vectors = _by_vectors(rule)
         if rule.contracts:
-            batched[at] = _batched(rule)
+            batched[at] = is_batched(rule)
             of_result[at] = NONE if by_vectors else op.results[0].id
         stored = kernels.values(at)
         widths = [r.type.itemsize * width[r.id] for r in op.results if r.id in stored]
@@ -109,9 +109,3 @@ def _by_vectors(rule: OpRule) -> bool:
         return False
     one, other = ({f for f in dims if f >= 0 and rule.sizes[f] > 1} for dims in rule.operands)
     return one <= other or other <= one
-
-
-def _batched(rule: OpRule) -> bool:
-    """True if some factor is a dim of all operands and of all results."""
-    factors = [set(dims) for dims in (*rule.operands, *rule.results)]
-    return any(f >= 0 and rule.sizes[f] > 1 for f in set.intersection(*factors))
