@@ -10,13 +10,11 @@ with `make(**sizes)`, which returns step, state and the other arguments' shapes.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import jax
 from absl import app, flags
@@ -27,9 +25,8 @@ from rich.table import Table
 import partir_search as ps
 from experiments import planning_flags
 from experiments.cases import Program, names_of, program
+from experiments.exact_switch import exact_steps
 from partir_search.aot.judge import judge
-from partir_search.planning import planner
-from partir_search.planning.exact_answer import ExactAnswer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("cases", None, "Names of cases to compare; default: all of the zoo.")
@@ -46,9 +43,8 @@ planning_flags.define(mesh="data:2,model:4", episodes=planning_flags.EPISODES, s
 def answers(case: Program) -> Iterator[tuple[str, ps.Plan]]:
     """The plans without exact steps and with them, of equal episodes and seed."""
     shape = ps.MeshShape.parse(FLAGS.mesh)
-    off = mock.patch.object(planner, "exact_moves", return_value=ExactAnswer())
-    for name, gate in (("without", off), ("with", contextlib.nullcontext())):
-        with gate:
+    for name, on in (("without", False), ("with", True)):
+        with exact_steps(on):
             step = ps.auto_partition(
                 AbstractMesh(shape.sizes, shape.names),
                 machine=ps.Target.parse(FLAGS.target).machine,
