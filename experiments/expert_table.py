@@ -79,11 +79,11 @@ def row(name: str, machine: str, mesh: str, pressure: str) -> dict[str, Any]:
         progress=False,
         donate_argnums=0,
     )(jax.jit(entry.step, donate_argnums=0))
-    begin = time.perf_counter()
+    begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of plans that do not fit: the table shows them
         plan = step.plan(*entry.abstract_args(batch))
-    spent = time.perf_counter() - begin
+    spent = time.process_time() - begin
     limit = ps.MACHINES[machine].hbm_bytes
     if plan.remat:  # the report is of the rewritten program; compare with the program as written
         known = [(n, p.cost) for n, p in step.known_plans(*entry.abstract_args(batch)).items()]
@@ -104,8 +104,9 @@ def row(name: str, machine: str, mesh: str, pressure: str) -> dict[str, Any]:
         "found_gb": round(found.peak_bytes / 1e9, 2),
         "found_fits": found.peak_bytes <= limit,
         "remat": len(plan.remat),
+        "above_bound": round(plan.bound.gap, 4) if plan.bound else None,
         "faster": round(best[1].seconds / found.seconds, 3),
-        "plan_s": round(spent, 1),
+        "plan_cpu_s": round(spent, 1),
     }
 
 

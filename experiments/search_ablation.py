@@ -3,18 +3,20 @@
     python -m experiments.search_ablation --seeds=3
 
 Every variant scores as many distinct strategies as the full search, from the same known ones
-(except `no known strategies`). Prints the geometric mean over programs and seeds of its cost over
-the best that any variant found, how often it fits, and its seconds.
+(except `no known strategies`) and, except in rows "without exact steps", from the assignments of
+exact steps. Prints the geometric mean over programs and seeds of its cost over the best that any
+variant found, how often it fits, and its CPU seconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,8 +33,9 @@ from partir_search.mcts.anneal import anneal
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, scorer
 from partir_search.mcts.search import Settings, search
+from partir_search.planning.exact_answer import exact_moves
 from partir_search.planning.game import PlanningGame
-from partir_search.planning.planner import Planner
+from partir_search.planning.planner import EXACT_STARTS, Planner
 from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
@@ -45,6 +48,8 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 3, "Seeds of each variant.")
 planning_flags.define(episodes=planning_flags.EPISODES)
 flags.DEFINE_integer("layers", 4, "Layers of the programs.")
+
+WITHOUT = "without exact steps"
 
 Starts = Sequence[Sequence[Move]]
 Variant = Callable[[PlanningGame, Starts, int], Score]
@@ -72,10 +77,33 @@ def programs() -> Iterator[tuple[str, Module, ps.MeshShape, str]]:
             yield f"{name} {'x'.join(map(str, sizes))} {machine}", module, mesh, machine
 
 
-def full(game: PlanningGame, starts: Starts, seed: int, **changed: Any) -> Score:
+def full(
+    game: PlanningGame, starts: Starts, seed: int, settled: bool = False, **changed: Any
+) -> Score:
     settings = dataclasses.replace(Settings(), exact_states=0, **changed)
-    found = search(game, episodes=FLAGS.episodes, seed=seed, starts=starts, settings=settings)
-    return found.best.score
+    return search(
+        game,
+        episodes=FLAGS.episodes,
+        seed=seed,
+        starts=starts,
+        settled=settled,
+        settings=settings,
+    ).best.score
+
+
+def starts_alone(game: PlanningGame, starts: Starts, seed: int) -> Score:
+    """The best of the starts."""
+    del seed
+    return _record(game, starts).best.score
+
+
+def after_exact(variant: Variant, game: PlanningGame, starts: Starts, seed: int) -> Score:
+    """A variant that also starts from exact steps."""
+    exact = exact_moves(game, [("", moves) for moves in starts or [()]], EXACT_STARTS)
+    more = [*starts, *((move,) for move in exact.moves)]
+    if variant is full:
+        return full(game, more, seed, settled=exact.fits)
+    return variant(game, more, seed)
 
 
 def _record(game: PlanningGame, starts: Starts) -> Record:
@@ -177,7 +205,7 @@ def variant_games(planner: Planner, names: Sequence[str]) -> dict[str, PlanningG
     goal = scorer(planner.goals)
     whole = PlanningGame(graph, planner.mesh, model, names, goal, state, targets)
     return {
-        "full": usual,
+        "all of it": usual,
         "no interior values": plain,
         "no goals": careless,
         "no transpositions": by_path,
@@ -190,15 +218,31 @@ def _is_argument(graph: Graph, cls: int) -> bool:
     return any(v in arguments for v in graph.members[cls])
 
 
-ENGINES: dict[str, Variant] = {
-    "full": full,
+SEARCHES: dict[str, Variant] = {
+    "all of it": full,
     "tree only": lambda g, s, seed: full(g, s, seed, tree_share=1.0),
     "annealing only": annealing,
     "random walks": walks,
     "greedy": lambda g, s, seed: beam(g, s, seed, 1),
     "beam of 4": beam,
-    "no known strategies": lambda g, s, seed: full(g, (), seed),
 }
+
+
+def variants(games: Mapping[str, PlanningGame]) -> Iterator[tuple[str, PlanningGame, Variant]]:
+    """(name, game, search): all of it, and variants with one part changed."""
+    usual = games["all of it"]
+    for name, run in SEARCHES.items():
+        yield name, usual, functools.partial(after_exact, run)
+    yield "exact steps alone", usual, functools.partial(after_exact, starts_alone)
+    yield "no known strategies", usual, lambda g, s, seed: after_exact(full, g, (), seed)
+    for name in ("no goals", "no folding"):
+        yield name, games[name], functools.partial(after_exact, full)
+    for name, run in SEARCHES.items():
+        yield f"{WITHOUT}: {name}", usual, run
+    yield f"{WITHOUT}: no known strategies", usual, lambda g, s, seed: full(g, (), seed)
+    for name, game in games.items():
+        if game is not usual:
+            yield f"{WITHOUT}: {name}", game, full
 
 
 def main(argv: list[str]) -> None:
@@ -209,17 +253,16 @@ def main(argv: list[str]) -> None:
         planner = Planner(module, mesh, ps.MACHINES[machine])
         games = variant_games(planner, mesh.names)
         starts = [
-            moves for _, moves in named_strategies(planner.mesh, mesh.names, games["full"].targets)
+            moves
+            for _, moves in named_strategies(planner.mesh, mesh.names, games["all of it"].targets)
         ]
-        runs = [(name, games["full"], run) for name, run in ENGINES.items()]
-        runs += [(name, game, full) for name, game in games.items() if name != "full"]
         judge = scorer(planner.goals)
-        for name, game, run in runs:
+        for name, game, run in variants(games):
             for seed in range(FLAGS.seeds):
-                begin = time.perf_counter()
+                begin = time.process_time()
                 score = run(game, starts, seed)
-                spent[name] = spent.get(name, 0.0) + time.perf_counter() - begin
-                if name == "no goals":
+                spent[name] = spent.get(name, 0.0) + time.process_time() - begin
+                if name.endswith("no goals"):
                     score = min(judge(c) for c in game.costs.values() if _same(c, score))
                 costs.setdefault(name, {})[program, seed] = score
                 game.costs.clear()
