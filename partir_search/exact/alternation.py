@@ -45,6 +45,7 @@ def alternate(
     rounds: int = 4,
     least_gain: float = 0.0,
     choices: Choices | None = None,
+    realised: Callable[[Ints], Ints] | None = None,
 ) -> Alternation:
     """Minimises costs, beginning at a labelling.
 
@@ -63,8 +64,11 @@ def alternate(
       rounds: maximum number of turns of each block.
       least_gain: end after one turn of each block without a true cost lower by more.
       choices: arrays of labels of earlier calls.
+      realised: function from a labelling to the labelling of equal true cost at which `costs_at` is
+        exact; the same by default.
     """
-    labels = np.array(start, dtype=np.int64)
+    realised = realised or (lambda labels: labels)
+    labels = realised(np.array(start, dtype=np.int64))
     visited = [Labelling(true_cost(labels), labels)]
     seen = {labels.tobytes()}
     best, stale, unchanged = visited[0].energy, 0, 0
@@ -72,12 +76,13 @@ def alternate(
     for turn in range(rounds * len(blocks)):
         kept = choices(blocks[turn % len(blocks)], labels)
         found = improve(costs_at(labels, kept), labels, kept, max_entries)
-        if np.array_equal(found.labels, labels):
+        after = realised(found.labels)
+        if np.array_equal(after, labels):
             unchanged += 1
             if unchanged == len(blocks):
                 break
             continue
-        labels, unchanged = found.labels, 0
+        labels, unchanged = after, 0
         if labels.tobytes() in seen:
             break  # a cycle: each model prefers the next labelling
         seen.add(labels.tobytes())

@@ -72,6 +72,7 @@ class ExactSteps:
         self._start = game.state.key()
         self._choices = Choices()
         self._costs: dict[bytes, Cost] = {}
+        self._realised: dict[bytes, Ints] = {}  # by labels of an assignment
         self._highest: dict[bytes, list[tuple[float, int, int]]] = {}
 
     def labels_here(self) -> Ints:
@@ -96,6 +97,7 @@ class ExactSteps:
             rounds=ROUNDS,
             least_gain=LEAST_GAIN,
             choices=self._choices,
+            realised=self.realised,
         ).visited
         return ranked([self.scored(each.labels) for each in visited])
 
@@ -113,7 +115,20 @@ class ExactSteps:
 
     def _costs_at(self, labels: Ints, kept: Sequence[Ints]) -> PairwiseModel:
         with self._assigned(labels) as partition:
-            return self.tables.at(partition, kept)
+            return self.tables.at(partition, kept, labels)
+
+    def realised(self, labels: Ints) -> Ints:
+        """Labels of the partition of an assignment.
+
+        They differ from the assignment's where sums meet in an op without a loop: the partition
+        passes such sums on.
+        """
+        found = self._realised.get(labels.tobytes())
+        if found is None:
+            with self._assigned(labels) as partition:
+                found = self.tables.labels_of(partition)
+            self._realised[labels.tobytes()] = self._realised[found.tobytes()] = found
+        return found
 
     @contextlib.contextmanager
     def _assigned(self, labels: Ints) -> Iterator[Partition]:

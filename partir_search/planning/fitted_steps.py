@@ -109,11 +109,12 @@ class FittedSteps(ExactSteps):
         Args:
           limit: bytes of a row of the memory curve.
         """
+        labels = self.realised(labels)
         seconds, rows = self._cost(labels).seconds, list[Row]()
         self._meet(labels, limit)
         kept = self._choices(block, labels)
         with self._assigned(labels) as partition:
-            model = self.tables.at(partition, kept)
+            model = self.tables.at(partition, kept, labels)
             program = localize(partition, self.game.cache, sparse=True)
             simulated = self.game.model.simulate(program)
         limited = LimitedBlock(model, labels, kept, MAX_ENTRIES)

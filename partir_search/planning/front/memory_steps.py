@@ -52,6 +52,7 @@ class MemorySteps(ExactSteps):
                 rounds=ROUNDS,
                 least_gain=LEAST_GAIN,
                 choices=self._choices,
+                realised=self.realised,
             ).best.labels
 
     def front(self) -> list[tuple[Cost, Ints]]:
@@ -74,7 +75,7 @@ class MemorySteps(ExactSteps):
           kept: labels of the tables.
         """
         with self._assigned(labels) as partition:
-            model = self.tables.at(partition, kept)
+            model = self.tables.at(partition, kept, labels)
             program = localize(partition, self.game.cache, sparse=True)
             simulated = self.game.model.simulate(program)
             rows.update(np.argsort(-simulated.live, kind="stable")[:PRICED_ROWS].tolist())

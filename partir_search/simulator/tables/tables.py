@@ -112,14 +112,22 @@ class CostTables:
         """Labels of a partition."""
         return self.variables.labels_of(partition)
 
-    def at(self, partition: Partition, kept: Sequence[Ints] | None = None) -> PairwiseModel:
+    def at(
+        self,
+        partition: Partition,
+        kept: Sequence[Ints] | None = None,
+        labels: Ints | None = None,
+    ) -> PairwiseModel:
         """Pairwise model of the costs, linearised at a partition and exact at the partition.
 
         Args:
           kept: [variables] labels of the model, with that of the partition among them; by default
             all.
+          labels: labels of the partition, if known.
         """
-        return self.ordered(partition.order).at(self.labels_of(partition), kept)
+        if labels is None:
+            labels = self.labels_of(partition)
+        return self.ordered(partition.order).at(labels, kept)
 
     def peak_at(
         self,
