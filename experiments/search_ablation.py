@@ -102,7 +102,7 @@ def after_exact(variant: Variant, game: PlanningGame, starts: Starts, seed: int)
     exact = exact_moves(game, [("", moves) for moves in starts or [()]], EXACT_STARTS)
     more = [*starts, *((move,) for move in exact.moves)]
     if variant is full:
-        return full(game, more, seed, settled=exact.fits)
+        return full(game, more, seed, settled=exact.settled)
     return variant(game, more, seed)
 
 

@@ -58,7 +58,7 @@ def found(game: PlanningGame, seed: int, exact: ExactAnswer) -> tuple[Score, int
         episodes=FLAGS.episodes,
         seed=seed,
         starts=[*starts, *((move,) for move in exact.moves)],
-        settled=exact.fits,
+        settled=exact.settled,
         settings=dataclasses.replace(Settings(), exact_states=0),
     )
     return result.best.score, result.states

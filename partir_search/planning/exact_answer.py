@@ -16,6 +16,7 @@ EPISODES_PER_START = 300  # of the search, for exact steps from one more strateg
 STARTS = 3  # most strategies from which exact steps start
 LABELS_OF_STARTS = 90_000  # of the tables, times the starts
 FITTED = 2  # assignments over the limits that are fitted
+OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
 ALIKE = 4  # decimals of log figures in which assignments are alike
 
 Named = tuple[Found, str]
@@ -27,13 +28,14 @@ class ExactAnswer:
 
     Attributes:
       moves: the best assignments as moves, best first.
-      fits: the best is within all limits.
+      settled: a search from the best needs few episodes: the best is within all limits, or too far
+        beyond for a plan without recomputation to be within.
       bound: no assignment takes fewer seconds, on the folded program; None if unknown.
       steps / starts / found: the steps, the strategies, and the assignments found, with names.
     """
 
     moves: Sequence[Move] = ()
-    fits: bool = False
+    settled: bool = False
     bound: float | None = None
     steps: FittedSteps | None = None
     starts: Sequence[Named] = ()
@@ -104,9 +106,10 @@ def exact_moves(
         found.setdefault(best.labels.tobytes(), (best, "bound"))
     ranked = _fitted(steps, [*found.values()])
     paths: list[Move] = [steps.move(best.labels, name) for best, name in ranked[:count]]
-    fits = ranked[0][0].score.excess == 0.0
+    excess = ranked[0][0].score.excess
+    settled = excess == 0.0 or excess > OUT_OF_REACH
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
-    return ExactAnswer(paths, fits, bound.seconds if bound else None, steps, known, ranked)
+    return ExactAnswer(paths, settled, bound.seconds if bound else None, steps, known, ranked)
 
 
 def _fitted(steps: FittedSteps, found: Sequence[Named]) -> list[Named]:

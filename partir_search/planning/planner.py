@@ -256,7 +256,7 @@ class Planner:
             exact = exact_moves(game, [*known, *named], EXACT_STARTS, wanted)
         with self._clock.timed("search"):
             paths = [*starts, *((move,) for move in exact.moves), *kept]
-            ends = {"settled": exact.fits, "completes": journal.completes}
+            ends = {"settled": exact.settled, "completes": journal.completes}
             result = search_noted(game, episodes, seed, paths, progress, found=kept, **ends)
         found = [game.describe(move) for move in result.best.path]
         self._clock.record("search", small, small, lambda: "\n".join(found))
