@@ -119,7 +119,7 @@ def main(argv: list[str]) -> None:
     bounds = [row["bound"] for row in rows if row["bound"] is not None]
     fit = [row["bound"] for row in rows if row["bound"] is not None and row["fits"]]
     exact = sum(bound > -1e-6 for bound in fit)
-    print(f"{len(bounds)} bounds, of {len(fit)} spaces without pressure {exact} are attained")
+    print(f"{len(bounds)} bounds; of {len(fit)} whose best plan fits, {exact} are attained")
     regrets = [row[each] for row in rows for each in ("worst_regret", "after_exact_steps")]
     if max(*regrets, *bounds) > 1e-6:
         sys.exit(1)
