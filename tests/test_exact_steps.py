@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 import partir_search as ps
 from experiments.random_states import game_of_model
 from experiments.small_programs import enumerated, game_of, module_of
+from models.catalog import MODELS
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.localize import localize
 from partir_search.mcts.game import play, rewind
@@ -78,12 +79,13 @@ def test_limits_are_kept() -> None:
     peak, seconds = game.cost().peak_bytes, game.cost().seconds
     game.undo()
     game.goal = scorer((ps.Fit(0.97 * peak), ps.Fastest()))
-    (fitted,) = found.refitted(1)
+    (fitted,) = found.refitted(game.goal, 1)
     game.step(fitted)
     assert game.cost().peak_bytes <= 0.97 * peak
     assert seconds <= game.cost().seconds < 1.1 * seconds
     game.undo()
-    assert exact_moves(game, known, 1, 1).refitted(1) == ()  # too few episodes for exact steps
+    few = exact_moves(game, known, 1, 1)  # too few episodes for exact steps
+    assert few.refitted(game.goal, 1) == ()
 
 
 def test_families_change_together() -> None:
@@ -197,3 +199,16 @@ def test_a_plan_of_exact_steps_runs(mesh: Mesh) -> None:
     np.testing.assert_allclose(value, wanted, rtol=1e-4)
     for name, w in want.items():
         np.testing.assert_allclose(got[name], w, rtol=1e-4, atol=1e-5)
+
+
+def test_rings_start_from_exact_steps() -> None:
+    """A mesh with diagonals has the assignments of the mesh without: rings never cost more."""
+    entry, mesh = MODELS["t5-tiny"], AbstractMesh((2, 2, 2), ("node", "r", "c"))
+    plain, rings = (
+        ps.auto_partition(mesh, machine="tpu_v5e", rings=some, episodes=300, progress=False)(
+            entry.step
+        ).plan(*entry.abstract_args(32))
+        for some in (False, True)
+    )
+    assert rings.cost.seconds <= plain.cost.seconds
+    assert rings.bound is None

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 from partir_search.exact.pairwise import Ints
 from partir_search.mcts.game import Move, Score, play, rewind
+from partir_search.mcts.goals import Scorer
 from partir_search.planning.exact_steps import LEAST_GAIN, Found
 from partir_search.planning.fitted_steps import FittedSteps
 from partir_search.planning.game import PlanningGame
+from partir_search.simulator.cost import Cost
 
 EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
 STARTS = 3  # most strategies from which exact steps start
@@ -41,15 +43,17 @@ class ExactAnswer:
     starts: Sequence[Named] = ()
     found: Sequence[Named] = ()
 
-    def refitted(self, count: int) -> Sequence[Move]:
-        """Best assignments under the current goal of the game, fitted to its memory limit.
+    def refitted(self, goal: Scorer[Cost], count: int) -> Sequence[Move]:
+        """Best assignments by a goal, fitted to its memory limit.
 
         Args:
+          goal: of further steps too.
           count: most assignments.
         """
         if self.steps is None:
             return ()
         steps = self.steps
+        steps.game.goal = goal
         ranked = _fitted(steps, [(steps.scored(each.labels), name) for each, name in self.found])
         if ranked[0][0].score.excess:  # steps rank what they meet by the limits
             starts = [(steps.scored(each.labels), name) for each, name in self.starts]

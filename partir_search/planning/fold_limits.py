@@ -61,7 +61,7 @@ def answers_by(game: PlanningGame, result: Result, exact: ExactAnswer) -> Sequen
         if isinstance(key, int) and key in game.costs
     }
     visited = [result.paths[min(ranks, key=ranks.__getitem__)]] if ranks else []
-    return [*((move,) for move in exact.refitted(1)), *visited]
+    return [*((move,) for move in exact.refitted(game.goal, 1)), *visited]
 
 
 def choose_within(

@@ -28,6 +28,7 @@ from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
 from partir_search.planning.exact_answer import ExactAnswer, exact_moves
+from partir_search.planning.exact_in_space import exact_in_space
 from partir_search.planning.fold_limits import choose_within
 from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.front.visited import visited_states
@@ -253,7 +254,10 @@ class Planner:
         with self._clock.timed("exact steps"):
             named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
             wanted = 0 if journal.completes else episodes
-            exact = exact_moves(game, [*known, *named], EXACT_STARTS, wanted)
+            if self.mesh.diagonals:  # rings are not pairwise
+                exact = exact_in_space(self, names, before, tactic.exclude, wanted)
+            else:
+                exact = exact_moves(game, [*known, *named], EXACT_STARTS, wanted)
         with self._clock.timed("search"):
             paths = [*starts, *((move,) for move in exact.moves), *kept]
             ends = {"settled": exact.settled, "completes": journal.completes}
