@@ -17,6 +17,8 @@ from partir_search.simulator.cost import Cost
 EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
 STARTS = 3  # most strategies from which exact steps start
 LABELS_OF_STARTS = 90_000  # of the tables, times the starts
+TRIALS = 5  # further strategies from which exact steps take one turn along each axis
+FAR_FROM_BOUND = 1.03  # seconds of the best over the bound from which these are tried
 FITTED = 2  # assignments over the limits that are fitted
 OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
 ALIKE = 4  # decimals of log figures in which assignments are alike
@@ -100,7 +102,8 @@ def exact_moves(
     others = sorted(scored.keys() - {first}, key=lambda score: score.objective)
     found: dict[bytes, Named] = {}
     afforded = max(LABELS_OF_STARTS // sum(steps.tables.variables.sizes), 1)
-    for score in (first, *others)[: min(STARTS, episodes // EPISODES_PER_START, afforded)]:
+    started = min(STARTS, episodes // EPISODES_PER_START, afforded)
+    for score in (first, *others)[:started]:
         name, labels = scored[score]
         best = steps.improve(labels)[0]
         found.setdefault(best.labels.tobytes(), (best, name))
@@ -108,12 +111,28 @@ def exact_moves(
     if bound is not None:
         best = steps.improve(bound.labels)[0]
         found.setdefault(best.labels.tobytes(), (best, "bound"))
+    least = min(each.score.objective for each, _ in found.values())
+    near = bound is not None and least < FAR_FROM_BOUND * bound.seconds
+    # Where products hide collectives, tables hold near an assignment only: the start decides.
+    if game.model.machine.traits.defers_weight_gradients and afforded > 1 and not near:
+        rest = [scored[score] for score in others[started - 1 :][:TRIALS]]
+        for best, name in _tried(steps, rest):
+            found.setdefault(best.labels.tobytes(), (best, name))
     ranked = _fitted(steps, [*found.values()])
     paths: list[Move] = [steps.move(best.labels, name) for best, name in ranked[:count]]
     excess = ranked[0][0].score.excess
     settled = excess == 0.0 or excess > OUT_OF_REACH
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
     return ExactAnswer(paths, settled, bound.seconds if bound else None, steps, known, ranked)
+
+
+def _tried(steps: FittedSteps, starts: Sequence[tuple[str, Ints]]) -> list[Named]:
+    """Best assignments by one turn along each axis from every start, and by all from the best."""
+    tried: list[Named] = [(steps.improve(labels, rounds=1)[0], name) for name, labels in starts]
+    if tried:
+        best, name = min(tried, key=lambda each: each[0].score.rank())
+        tried.append((steps.improve(best.labels)[0], name))
+    return tried
 
 
 def _fitted(steps: FittedSteps, found: Sequence[Named]) -> list[Named]:

@@ -86,15 +86,19 @@ class ExactSteps:
         rewind(self.game, played)
         return labels
 
-    def improve(self, labels: Ints) -> list[Found]:
-        """All assignments visited by exact steps from an assignment, best first."""
+    def improve(self, labels: Ints, rounds: int = ROUNDS) -> list[Found]:
+        """All assignments visited by exact steps from an assignment, best first.
+
+        Args:
+          rounds: most turns along each axis.
+        """
         visited = alternate(
             self._costs_at,
             lambda each: self._score(each).scalar(),
             self._blocks,
             labels,
             max_entries=MAX_ENTRIES,
-            rounds=ROUNDS,
+            rounds=rounds,
             least_gain=LEAST_GAIN,
             choices=self._choices,
             realised=self.realised,
