@@ -21,6 +21,7 @@ TRIALS = 5  # further strategies from which exact steps take one turn along each
 FAR_FROM_BOUND = 1.03  # seconds of the best over the bound from which these are tried
 FITTED = 2  # assignments over the limits that are fitted
 OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
+DEAR = 1.1  # seconds within the limits over those without, where the search may find better
 ALIKE = 4  # decimals of log figures in which assignments are alike
 
 Named = tuple[Found, str]
@@ -32,8 +33,8 @@ class ExactAnswer:
 
     Attributes:
       moves: the best assignments as moves, best first.
-      settled: a search from the best needs few episodes: the best is within all limits, or too far
-        beyond for a plan without recomputation to be within.
+      settled: a search from the best needs few episodes: the best is within all limits at little
+        cost, or too far beyond for a plan without recomputation to be within.
       bound: no assignment takes fewer seconds, on the folded program; None if unknown.
       steps / starts / found: the steps, the strategies, and the assignments found, with names.
     """
@@ -120,8 +121,9 @@ def exact_moves(
             found.setdefault(best.labels.tobytes(), (best, name))
     ranked = _fitted(steps, [*found.values()])
     paths: list[Move] = [steps.move(best.labels, name) for best, name in ranked[:count]]
-    excess = ranked[0][0].score.excess
-    settled = excess == 0.0 or excess > OUT_OF_REACH
+    best = ranked[0][0]
+    cheap = best.score.objective < DEAR * min(each.score.objective for each, _ in ranked)
+    settled = best.score.excess > OUT_OF_REACH or (best.score.excess == 0.0 and cheap)
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
     return ExactAnswer(paths, settled, bound.seconds if bound else None, steps, known, ranked)
 
