@@ -79,11 +79,14 @@ def test_seconds_by_events(stage: StageSeconds) -> None:
 
 
 def test_seconds_without_sends() -> None:
-    """(m + (p - 1) / v) (F + B) + m head, and the bubble vanishes as v m grows."""
+    """(m + (p - 1) / v) (F + B) + m (head + W), and the bubble vanishes as v m grows."""
     stage = StageSeconds(1.0, 2.0, head=0.25)
+    split = StageSeconds(1.0, 1.1, 0.9, head=0.25)
     for p, m, v in SIZES:
         found = pipelines.pipeline_seconds(PipelineSchedule(p, m, v), stage)
         assert found == pytest.approx((m + (p - 1) / v) * 3.0 + m * 0.25, rel=1e-12)
+        found = pipelines.pipeline_seconds(PipelineSchedule(p, m, v, split=True), split)
+        assert found == pytest.approx((m + (p - 1) / v) * 2.1 + m * (0.25 + 0.9), rel=1e-12)
     alone = [
         pipelines.pipeline_seconds(PipelineSchedule(4, m, v), stage) / m
         for m, v in ((4, 1), (8, 2), (64, 4), (512, 8))
@@ -94,10 +97,11 @@ def test_seconds_without_sends() -> None:
 
 def test_bytes_by_slots() -> None:
     """Kept activations are slots times bytes of a chunk; GPipe keeps all microbatches."""
-    stage = StageBytes(state=1e9, kept=4e6, constant=1e5, working=1e6)
+    stage = StageBytes(state=1e9, kept=4e6, constant=1e5, working=1e6, waiting=3e6)
     for schedule in ALL:
-        slots = pipeline_table(schedule).residuals.count
-        wanted = 1e9 + slots * 4e6 / schedule.chunks + 1e5 + 1e6
+        table = pipeline_table(schedule)
+        waiting = table.cotangents.count * 3e6 if table.cotangents else 0.0
+        wanted = 1e9 + (table.residuals.count * 4e6 + waiting) / schedule.chunks + 1e5 + 1e6
         assert pipelines.pipeline_bytes(schedule, stage) == pytest.approx(wanted, rel=1e-12)
 
 

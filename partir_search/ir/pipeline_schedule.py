@@ -88,7 +88,10 @@ class PipelineSchedule:
             )
 
         if self.stacks > 1 and (self.split or self.schedule == GPIPE):
-            raise ValueError(f"{self.stacks} stacks of layers run with schedule={ONE_F_ONE_B!r}")
+            raise ValueError(
+                f"{self.stacks} stacks of layers run with schedule={ONE_F_ONE_B!r} and"
+                " split_backward=False"
+            )
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -179,6 +182,13 @@ class PipelineSchedule:
         fewer = device if self.split else 2 * device  # W ends on all devices in the same tick
         later = 2 * (self.stacks - 1 - self.place) * self.through
         return min(self.items, (self.chunks + 1) * self.stages - 1 - fewer + later)
+
+    def waiting(self) -> int:
+        """Most (chunk, microbatch) items of a device between B and W; 0 unless W is split off.
+
+        The last device has the most: its B is p - 1 ticks before W.
+        """
+        return min(self.items, self.stages) if self.split else 0
 
     def seconds(self, of_kind: Mapping[str, float] | None = None) -> float:
         """Seconds of all ticks.

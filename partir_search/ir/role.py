@@ -25,6 +25,7 @@ class Role(enum.Enum):
       SCATTER: combines updates into elements at indices.
       DYNAMIC_SLICE: slice from indices on; DYNAMIC_UPDATE: writes a slice.
       SCAN: a loop with a fixed number of iterations.
+      CHECKPOINT: a region that runs once, its values computed again in the backward pass.
       STACK: arrays of one program, stacked to compute the program once.
       LAYERS: arrays of layers, stacked for a scan over the layers.
     """
@@ -58,5 +59,6 @@ class Role(enum.Enum):
     DYNAMIC_SLICE = "dynamic slice"
     DYNAMIC_UPDATE = "dynamic update"
     SCAN = "counted loop"
+    CHECKPOINT = "recomputed region"
     STACK = "stack of arrays"
     LAYERS = "stack of layers"

@@ -79,7 +79,8 @@ class Rewrites:
 def _read(kind: Any, value: Any) -> Any:
     """A value of type `kind` from JSON; TypeError or ValueError for a value of another form."""
     if hasattr(kind, "__dataclass_fields__"):
-        return kind(**{k: _read(inner, value[k]) for k, inner in get_type_hints(kind).items()})
+        hints = get_type_hints(kind).items()
+        return kind(**{k: _read(inner, value[k]) for k, inner in hints if k in value})
     if get_origin(kind) is not tuple:
         return kind(value)
     inner, *others = get_args(kind)

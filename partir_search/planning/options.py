@@ -95,7 +95,10 @@ class Options:
         if not self.competing:
             return self
         number = loop.microbatches
-        given = (Pipeline(f.axis, number, f.chunks, f.schedule) for f in loop.pipeline)  # type: ignore[arg-type]
+        given = (
+            Pipeline(f.axis, number, f.chunks, f.schedule, f.split_backward)  # type: ignore[arg-type]
+            for f in loop.pipeline
+        )
         return self.with_pipelines(*given)
 
     def with_pipelines(self, *pipelines: Pipeline) -> Options:

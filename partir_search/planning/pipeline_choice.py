@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.mesh import MeshShape
@@ -18,6 +18,8 @@ from partir_search.ir.pipeline_runs import ticks_with_ends
 from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.mcts.goals import Fit
 from partir_search.passes.pipeline.layers import Layers
+from partir_search.passes.pipeline.loop_parts import NoPipeline
+from partir_search.passes.pipeline.split_backward import split_backward
 from partir_search.passes.roll import layer_scans
 from partir_search.plan.alternatives import TriedPipeline
 from partir_search.plan.plan import Plan
@@ -37,6 +39,8 @@ from partir_search.theory.pipelines import (
 from partir_search.theory.tensor import FORWARD_COLLECTIVES
 
 MOST_PLANNED = 2  # pipelines planned in full, the best by closed form
+GATHERED_AGAIN = 2  # gradients of the results of attention and MLP, if W is split off
+MOVED = 6  # reads and writes of what waits for W: from layers to slots, and from slots to layers
 ACCUMULATED = 3  # a gradient's bytes moved by one microbatch: two reads and a write
 
 
@@ -54,6 +58,8 @@ class Stack:
       carry: bytes passed from layer to layer.
       dtype: of the products.
       stacks: number of stacks of layers, each cut into as many stages.
+      weights: operations of the backward pass that may be deferred; 0 if none may.
+      waiting: bytes of what deferred operations read of the others, of all layers.
     """
 
     layers: int
@@ -66,6 +72,8 @@ class Stack:
     carry: float
     dtype: str
     stacks: int = 1
+    weights: float = 0.0
+    waiting: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,6 +109,7 @@ def stack_of(module: Module) -> Stack | None:
         for op in layers.region.ops
         if not op.regions and rules(op).contracts
     }
+    weights, waiting = _deferred(backward, rules)
     return Stack(
         math.gcd(*(layers.count for layers in forward)),
         batch,
@@ -112,7 +121,22 @@ def stack_of(module: Module) -> Stack | None:
         sum(x.type.nbytes for layers in forward for x in layers.finals),
         max(products, key=products.__getitem__, default="float32"),
         len(forward),
+        weights,
+        waiting,
     )
+
+
+def _deferred(backward: Sequence[Layers], rules: RuleTable) -> tuple[float, float]:
+    """Operations of gradients of weights that may be deferred, and bytes that wait for them."""
+    if len(backward) > 1:
+        return 0.0, 0.0
+    try:
+        split = split_backward(backward[0])
+    except NoPipeline:
+        return 0.0, 0.0
+    count = backward[0].count
+    waiting = sum(x.type.nbytes for x in split.kept)
+    return count * _flops(split.weights.region, rules), float(count * waiting)
 
 
 def _flops(region: Region, rules: RuleTable) -> float:
@@ -154,7 +178,21 @@ def _tactics(
             for count in (tactic.microbatches,) if tactic.microbatches else _counts(stack.batch):
                 if stack.batch % (count * groups) or (chunks > 1 and count % stages):
                     continue
-                yield dataclasses.replace(tactic, axis=axis, microbatches=count, chunks=chunks)
+                for split in _splits(stack, tactic):
+                    yield dataclasses.replace(
+                        tactic,
+                        axis=axis,
+                        microbatches=count,
+                        chunks=chunks,
+                        split_backward=split,
+                    )
+
+
+def _splits(stack: Stack, tactic: Pipeline) -> tuple[bool, ...]:
+    """Values of `split_backward` to choose from."""
+    if tactic.split_backward is None and tactic.microbatches is None:
+        return (False, True) if stack.weights else (False,)
+    return (bool(tactic.split_backward),)
 
 
 def _counts(batch: int) -> Iterator[int]:
@@ -212,7 +250,8 @@ def _with_groups(
     stages = mesh.size(mesh.axes(tactic.axis))
     devices = mesh.user.devices // stages
     shares = devices // math.prod(groups)  # devices of one example
-    schedule = PipelineSchedule(stages, tactic.microbatches, tactic.chunks, tactic.schedule)
+    split = bool(tactic.split_backward)
+    schedule = PipelineSchedule(stages, tactic.microbatches, tactic.chunks, tactic.schedule, split)
     rate = machine.matmul_flops_per_s(stack.dtype) * mesh.user.devices * tactic.microbatches
     parameters = stack.parameters / stages / shares
     send = stack.carry / tactic.microbatches / devices / machine.axis_bandwidth(tactic.axis)
@@ -220,9 +259,14 @@ def _with_groups(
     rows = stack.carry / (tactic.microbatches * math.prod(groups))
     link = link_inside(machine)
     shared = all_gather_seconds(rows, shares, link) * stack.layers / stages if shares > 1 else 0.0
+    waiting = stack.waiting / tactic.microbatches / mesh.user.devices if split else 0.0
+    weights = stack.weights / rate if split else 0.0
     stage = StageSeconds(
         stack.forward / rate + FORWARD_COLLECTIVES * shared,
-        stack.backward / rate + FORWARD_COLLECTIVES * shared,
+        stack.backward / rate - weights + FORWARD_COLLECTIVES * shared,
+        weights
+        + split * GATHERED_AGAIN * shared
+        + MOVED * waiting / machine.attained_hbm_bytes_per_s,
         accumulate=ACCUMULATED * parameters / machine.attained_hbm_bytes_per_s,
         head=stack.around / rate,
         send_forward=send,
@@ -237,7 +281,8 @@ def _with_groups(
     if slow:
         seconds += 2 * parameters / groups[1] / min(map(machine.axis_bandwidth, slow))
     kept = stack.residuals / tactic.microbatches / mesh.user.devices
-    state = StageBytes(2 * parameters, kept, working=kept / (stack.layers / stages))
+    working = kept / (stack.layers / stages)
+    state = StageBytes(2 * parameters, kept, working=working, waiting=waiting)
     return Candidate(tactic, seconds, pipeline_bytes(schedule, state))
 
 
@@ -245,6 +290,8 @@ def planned_candidates(
     module: Module, tactic: Pipeline, mesh: MeshShape, machine: Machine, limit: float
 ) -> list[Candidate]:
     """The candidates to plan in full: the best, and the best of another axis or number of chunks.
+
+    Of the best with a split backward pass, the same numbers without are planned as well.
 
     Args:
       module: the traced program with layers as scans.
@@ -274,6 +321,9 @@ def planned_candidates(
             chosen.append(candidate)
         if len(chosen) == MOST_PLANNED:
             break
+    if tactic.split_backward is None:
+        whole = dataclasses.replace(chosen[0].tactic, split_backward=False)
+        chosen += [c for c in found if c.tactic == whole and c is not chosen[0]]
     return chosen
 
 

@@ -40,16 +40,21 @@ class Pipeline(Parallelism):
         None: chosen if the microbatches are, else 1.
       schedule: "1f1b" begins the backward pass of a microbatch as soon as its forward pass ends;
         "gpipe" runs all forward passes first.
+      split_backward: True passes gradients of a layer's operands on first; products that only
+        gradients of weights need run in a tick without idle stages. None: chosen if the
+        microbatches are, else False.
       optional: True lets planning leave the pipeline out: every optional pipeline of a schedule is
         planned, and the program without one, and the best plan is taken.
 
-    Source: Huang et al., GPipe (NeurIPS 2019); Narayanan et al. (SC 2021).
+    Source: Huang et al., GPipe (NeurIPS 2019); Narayanan et al. (SC 2021); Qi et al., Zero Bubble
+    Pipeline Parallelism (ICLR 2024).
     """
 
     axis: str | None = None
     microbatches: int | None = None
     chunks: int | None = None
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    split_backward: bool | None = None
     optional: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +64,8 @@ class Pipeline(Parallelism):
             validators.whole_number("Pipeline: microbatches", self.microbatches, 2)
         if self.chunks is not None:
             validators.whole_number("Pipeline: chunks", self.chunks, 1)
+        if self.split_backward is not None:
+            validators.flag("Pipeline: split_backward", self.split_backward)
         validators.flag("Pipeline: optional", self.optional)
         PipelineSchedule(2, 4, 1, self.schedule)  # checks the name
 
@@ -91,7 +98,8 @@ class Pipeline(Parallelism):
         assert self.axis is not None
         assert self.microbatches is not None
         stages = mesh.size(mesh.axes(self.axis))
-        form = PipelineForm(self.axis, stages, self.chunks or 1, self.schedule, again)
+        split = bool(self.split_backward)
+        form = PipelineForm(self.axis, stages, self.chunks or 1, self.schedule, again, split)
         return Rewrites(microbatches=self.microbatches, pipeline=(form,))
 
     def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:

@@ -164,7 +164,7 @@ def _platform_dependent(
     return list(out)
 
 
-@register("remat2", "checkpoint")
+@register("remat2", "checkpoint", role=Role.CHECKPOINT)
 def rematerialized(op: Op) -> OpRule:
     """A region that runs once, and again in the backward pass."""
     return region_op(op, _pass_edges(len(op.operands), len(op.results)), _emit_remat)

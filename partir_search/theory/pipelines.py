@@ -75,7 +75,7 @@ def pipeline_seconds(schedule: PipelineSchedule, stage: StageSeconds) -> float:
     this order, on all devices. Results of F are sent behind the head, B and W of the tick, those of
     B behind the accumulation and W. A tick ends with its last permute; permutes of a device follow
     one another on its link. With hidden permutes and no accumulation the sum is
-    (m + (p - 1) / v) (F + B) + m head.
+    (m + (p - 1) / v) (F + B) + m head, and m W more if W is split off: no device waits with W.
     """
     heads = _ticks_with_heads(schedule)
     total = 0.0
@@ -135,19 +135,25 @@ class StageBytes:
       kept: activations of one microbatch for the backward pass of all chunks.
       constant: activations that no microbatch changes: casts of weights, masks.
       working: live within a layer at most.
+      waiting: what gradients of weights split off read of one microbatch's gradients of operands,
+        all chunks together.
     """
 
     state: float
     kept: float
     constant: float = 0.0
     working: float = 0.0
+    waiting: float = 0.0
 
 
 def pipeline_bytes(schedule: PipelineSchedule, stage: StageBytes) -> float:
     """Bytes at the peak of the fullest device.
 
     Lecture, "The pipeline approach": a shard of the model and the checkpoints of the whole batch.
-    In lockstep `1f1b` min(k, p + (p - 1) / v) microbatches are kept.
+    In lockstep `1f1b` min(k, p + (p - 1) / v) microbatches are kept. Device p - 1 begins with B
+    and has the fewest activations, and the most of what waits for W, min(k, p / v) microbatches;
+    arrays of all devices are as large as those of the fullest.
     """
     kept = schedule.in_flight() / schedule.chunks * stage.kept
+    kept += schedule.waiting() / schedule.chunks * stage.waiting
     return stage.state + kept + stage.constant + stage.working

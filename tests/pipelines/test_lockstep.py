@@ -32,9 +32,10 @@ def in_parts(step: Callable[..., Any], microbatches: int, *args: Any) -> Module:
     return in_time(read_call(jax.jit(step), call, args, {}, "step").module, microbatches).module
 
 
-def pipeline(module: Module, *numbers: int, schedule: str = "1f1b") -> Module:
+def pipeline(module: Module, *numbers: int, schedule: str = "1f1b", split: bool = False) -> Module:
     """A loop over microbatches as a pipeline of (stages, microbatches, chunks)."""
-    found = pipelined(module, PipelineSchedule(*numbers, schedule=schedule), (*RULES, *UNRULED))
+    timetable = PipelineSchedule(*numbers, schedule=schedule, split=split)
+    found = pipelined(module, timetable, (*RULES, *UNRULED))
     verify(found)
     return found
 

@@ -61,6 +61,30 @@ def test_numbers_divide() -> None:
     assert not candidates(STACK, ps.Pipeline("nodes", 24), MESH, MACHINE, 80e9)
 
 
+def test_backward_passes_are_split_where_that_pays() -> None:
+    """With few chunks and fast memory: p - 1 ticks have no gradients of weights."""
+    products = {"weights": STACK.backward / 2, "waiting": STACK.residuals / 3}
+    fast = dataclasses.replace(
+        MACHINE, hop_seconds=0.0, hbm_bytes_per_s=1e30, link_bytes_per_s=1e30
+    ).with_axis("nodes", 1e30, 0.0)
+    stack = dataclasses.replace(STACK, **products)  # type: ignore[arg-type]
+
+    def found(machine: ps.Machine, chunks: int) -> dict[bool | None, float]:
+        tactic = ps.Pipeline("nodes", chunks=chunks)
+        rows = candidates(stack, tactic, MESH, machine, 1e15)
+        return {c.tactic.split_backward: c.seconds for c in rows if c.tactic.microbatches == 16}
+
+    few, many = found(fast, 1), found(MACHINE, 8)
+    third = products["weights"] / fast.matmul_flops_per_s("bfloat16") / 32 / 16  # W of a stage
+    assert few[False] - few[True] == pytest.approx(3 * third, rel=1e-6)
+    assert many[False] < many[True]
+    assert {t.split_backward for t in best()} == {False}  # nothing may be deferred
+    given = ps.Pipeline("nodes", 16, split_backward=True)
+    assert {c.tactic.split_backward for c in candidates(stack, given, MESH, MACHINE, 80e9)} == {
+        True
+    }
+
+
 def test_closed_form_is_that_of_the_theory() -> None:
     machine = dataclasses.replace(
         MACHINE, hop_seconds=0.0, hbm_bytes_per_s=1e30, link_bytes_per_s=1e30
@@ -119,6 +143,8 @@ def test_stack_of_a_step() -> None:
     assert 2 * products <= stack.backward < 3 * products
     assert stack.parameters == 6 * 4 * 4 * 4
     assert stack.carry == 8 * 4 * 4
+    assert products <= stack.weights < 1.2 * products
+    assert stack.waiting == 6 * 8 * 4 * 4
     assert stack_of(module_of(lambda x: x + 1, jnp.ones(3))) is None
 
 

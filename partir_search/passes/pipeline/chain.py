@@ -32,8 +32,8 @@ from partir_search.passes.pipeline.stage_arrays import (
     read,
     rows_at,
     shifted,
+    stored,
     with_stage,
-    written,
 )
 from partir_search.passes.pipeline.stage_layers import StageLayers
 from partir_search.passes.pipeline.tick_rows import tick_rows
@@ -162,8 +162,8 @@ class Chain:
                 rows[f"last{run}"] = found.flags["last_valid"]
             if found.passes:
                 passing.add(run)
-            if "writes" in found.flags:
-                rows[f"writes{run}"] = found.flags["writes"]
+            if f"writes_{kind}" in found.flags:
+                rows[f"writes{run}"] = found.flags[f"writes_{kind}"]
         changed = {f"carry{r}" for r in runs}
         changed |= {f"slots{r}" for r in runs if self._kind(r) == FORWARD}
         backward = [parts.runs[r][0] for r in runs if self._kind(r) == BACKWARD]
@@ -286,9 +286,9 @@ class Chain:
             given = dict(enumerate(operands[k].forward))
             given |= {len(layers.stacked) + j: x for j, x in operands[k].fixed.items()}
             out, stacks = self._layers.run(layers, consts, axes, carry[:count], given, {}, chunk)
-            state[f"slots{k}"] = self._written(
-                run, state[f"slots{k}"], [stacks[j] for j in kept], row
-            )
+            at, writes = row[f"slot{run}"], row.get(f"writes{run}")
+            news = [stacks[j] for j in kept]
+            state[f"slots{k}"] = stored(state[f"slots{k}"], news, at, writes)
         else:
             slots = dict(zip(kept, state[f"slots{k}"], strict=True))
             at = row[f"slot{run}"]
@@ -310,18 +310,6 @@ class Chain:
         passed, wrap = (*out, *travelling.values()), self._chunks > 1
         state[f"carry{run}"] = [shifted(x, by, wrap) for x in passed]
         return {**travelling, **dict(zip(layers.finals, out, strict=True))}
-
-    def _written(
-        self, run: int, slots: Sequence[Any], stacks: Sequence[Any], row: Mapping[str, Any]
-    ) -> list[Any]:
-        """Slots with the residuals of a tick."""
-        at, found = row[f"slot{run}"], []
-        for old, new in zip(slots, stacks, strict=True):
-            if f"writes{run}" in row:
-                valid = lax.expand_dims(row[f"writes{run}"], (0, *range(2, new.ndim)))
-                new = jnp.where(valid, new, read(old, at))
-            found.append(written(old, new, at))
-        return found
 
     def _consts(
         self,

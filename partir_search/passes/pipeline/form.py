@@ -20,6 +20,7 @@ class PipelineForm:
       schedule: one of `ir.pipeline_schedule.SCHEDULES`.
       again: number of ops of a layer written out repeated by the backward pass, makers of the
         largest residuals first.
+      split_backward: True if products of gradients of weights are deferred.
     """
 
     axis: str
@@ -27,12 +28,15 @@ class PipelineForm:
     chunks: int = 1
     schedule: str = ONE_F_ONE_B
     again: int = 0
+    split_backward: bool = False
 
     def __str__(self) -> str:
         chunks = f" of {self.chunks} chunks each" if self.chunks > 1 else ""
         again = f", {self.again} op{'s' * (self.again > 1)} of a layer again" if self.again else ""
-        return f"{self.stages} stages{chunks} on {self.axis!r} ({self.schedule}{again})"
+        split = ", split backward" if self.split_backward else ""
+        return f"{self.stages} stages{chunks} on {self.axis!r} ({self.schedule}{split}{again})"
 
     def timetable(self, microbatches: int) -> PipelineSchedule:
         """Schedule for a number of microbatches."""
-        return PipelineSchedule(self.stages, microbatches, self.chunks, self.schedule)
+        numbers = self.stages, microbatches, self.chunks
+        return PipelineSchedule(*numbers, self.schedule, self.split_backward)

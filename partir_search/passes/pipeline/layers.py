@@ -48,6 +48,13 @@ class Layers:
         return self.op.operands[self._first + self._carries :]
 
     @property
+    def read(self) -> frozenset[int]:
+        """Positions of the stacked operands that a layer reads."""
+        read = {v for op in self.region.ops for _, v in op.inputs()} | set(self.region.results)
+        args = enumerate(self.region.args[self._first + self._carries :])
+        return frozenset(i for i, x in args if x in read)
+
+    @property
     def finals(self) -> tuple[Value, ...]:
         """Values passed from layer to layer, after the last one."""
         return self.op.results[: self._carries]

@@ -21,12 +21,13 @@ from jax import lax
 
 from partir_search.ir.core import Operand
 from partir_search.ir.pipeline_runs import runs
-from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, GPIPE, Phase
+from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, GPIPE, WEIGHTS, Phase
 from partir_search.ir.pipeline_table import PipelineTable
 from partir_search.passes.pipeline.body_values import Arrays, BodyValues
 from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.loop_parts import LoopParts, Part
 from partir_search.passes.pipeline.operands import Operands, fixed_residuals, operands_of
+from partir_search.passes.pipeline.split_backward import SplitBackward, split_backward
 from partir_search.passes.pipeline.stage_arrays import (
     at_stage,
     empty_slots,
@@ -34,8 +35,8 @@ from partir_search.passes.pipeline.stage_arrays import (
     read,
     rows_at,
     shifted,
+    stored,
     with_stage,
-    written,
 )
 from partir_search.passes.pipeline.stage_layers import StageLayers
 from partir_search.passes.pipeline.tick_rows import TickRows, tick_rows
@@ -51,6 +52,8 @@ class Lockstep:
     Attributes:
       parts: the loop.
       table: items and slots by stage and tick.
+      staged: by loop over ticks, the number of carries with a dim of stages, before the totals; if
+        the backward pass is split. Otherwise the first loop has all such carries.
     """
 
     def __init__(self, parts: LoopParts, table: PipelineTable, constants: Arrays) -> None:
@@ -62,10 +65,15 @@ class Lockstep:
         # Without F in the tick of the head, what leaves the last stage waits beside the residuals.
         self._waits = table.schedule.schedule == GPIPE
         self._kept = [j for j in sorted(set(parts.residuals.values())) if j not in fixed]
+        self._split: SplitBackward | None = None
+        if table.schedule.split:
+            self._split = split_backward(parts.backward)
+        self.staged: list[int] = []
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Results of the loop."""
         parts, stages = self.parts, self._stages
+        self.staged.clear()
         operands = operands_of(parts, self._values, arrays, stages, self._chunks)
         totals = [
             first_total(t, x, stages, self._chunks)
@@ -104,7 +112,16 @@ class Lockstep:
             "carry": zeros,
             "cotangents": [jnp.zeros((self._stages, *x.shape), x.dtype) for x in cotangents],
             "slots": [empty_slots(self.table.residuals.count, x) for x in stacks],
+            "deferred": self._nothing_deferred(),
         }
+
+    def _nothing_deferred(self) -> list[Any]:
+        """Empty slots of what waits between B and W; [] if W is not split off."""
+        if self._split is None or self.table.cotangents is None:
+            return []
+        length = -(-self.parts.backward.count // (self._stages * self._chunks))
+        shape = self._stages, self.table.cotangents.count, length
+        return [jnp.zeros((*shape, *x.type.shape), x.type.dtype) for x in self._split.kept]
 
     def _phase(
         self, phase: Phase, state: State, operands: Operands
@@ -112,7 +129,7 @@ class Lockstep:
         """Runs the ticks of a loop; returns the state after it, and rows by tick."""
         rows = tick_rows(self.table, phase)
         changed = {"carry", "slots"} if FORWARD in phase.kinds else set()
-        changed |= {"cotangents"} if BACKWARD in phase.kinds else set()
+        changed |= {"cotangents", "deferred"} if BACKWARD in phase.kinds else set()
         held = {k: v for k, v in state.items() if k not in changed}
         own = self._totals_of(phase, rows)
 
@@ -124,10 +141,14 @@ class Lockstep:
                 out = self._forward(now, row, operands)
             if BACKWARD in phase.kinds:
                 made = self._backward(now, row, operands, out, rows.passes)
+            if WEIGHTS in phase.kinds:
+                self._weights(now, row, operands)
             now["totals"] = {i: now["totals"][i] for i in own}
             return {k: now[k] for k in moving}, made
 
         moving = {k: state[k] for k in changed}
+        if self._split is not None:
+            self.staged.append(len(jax.tree.leaves(moving)))
         moving["totals"] = {i: state["totals"][i] for i in own}
         arrays = {k: jnp.asarray(x) for k, x in (*rows.arrays.items(), *rows.flags.items())}
         after, made = lax.scan(tick, moving, arrays, length=phase.ticks)
@@ -136,11 +157,18 @@ class Lockstep:
 
     def _totals_of(self, phase: Phase, rows: TickRows) -> list[int]:
         """Positions of the loop's carries that a phase changes."""
-        if BACKWARD not in phase.kinds:
-            return []
         made = {part for part in (Part.HEAD, Part.EXIT) if part.value in rows.arrays}
+        at_once, later = self._stacks_by_kind()
+        stacks = [*(at_once if BACKWARD in phase.kinds else ())]
+        stacks += later if WEIGHTS in phase.kinds else ()
         totals = enumerate(self.parts.totals)
-        return [i for i, t in totals if t.stack is not None or t.part in made]
+        return [i for i, t in totals if (t.part in made if t.stack is None else t.stack in stacks)]
+
+    def _stacks_by_kind(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Positions of the backward stacks that B and W compute."""
+        if self._split is None:
+            return range(len(self.parts.backward.stacks)), ()
+        return self._split.early, self._split.late
 
     # Forward -----------------------------------------------------------------------------------
 
@@ -152,13 +180,7 @@ class Lockstep:
             valid = row.get("entry_valid")
             carry = [with_stage(x, 0, new, valid) for x, new in zip(carry, entering, strict=True)]
         out, stacks = self._layers_forward(carry, row, operands)
-        slots = []
-        for old, new in zip(state["slots"], stacks, strict=True):
-            if "writes" in row:
-                valid = lax.expand_dims(row["writes"], (0, *range(2, new.ndim)))
-                new = jnp.where(valid, new, read(old, row["slot_F"]))
-            slots.append(written(old, new, row["slot_F"]))
-        state["slots"] = slots
+        state["slots"] = stored(state["slots"], stacks, row["slot_F"], row.get("writes_F"))
         state["carry"] = [shifted(x, 1, self._chunks > 1) for x in out]
         return out
 
@@ -206,24 +228,13 @@ class Lockstep:
             valid = row.get("last_valid")
             ends = zip(arriving, zeros, strict=True)
             arriving = [with_stage(x, last, new, valid) for x, new in ends]
-        consts, axes = self._consts(parts.backward, row["microbatch_B"], operands)
-        kept = dict(zip(self._kept, state["slots"], strict=False))
-        waiting = {i: read(kept[j], row["slot_B"]) for i, j in parts.residuals.items() if j in kept}
-        gone, gradients = self._stage_layers.run(
-            parts.backward,
-            consts,
-            axes,
-            arriving,
-            operands.backward,
-            waiting,
-            row["chunk_B"],
-            parts.summed,
-        )
-        at = row["chunk_B"] if self._chunks > 1 else None
-        state["totals"] = [
-            x if t.stack is None else with_gradients(t, x, gradients[t.stack], at)
-            for t, x in zip(parts.totals, state["totals"], strict=True)
-        ]
+        layers = parts.backward if self._split is None else self._split.operands
+        gone, stacks = self._layers_backward(layers, BACKWARD, arriving, {}, state, row, operands)
+        at_once, _ = self._stacks_by_kind()
+        self._add(state, dict(zip(at_once, stacks, strict=False)), row, BACKWARD)
+        if self._split is not None:
+            news, valid = stacks[len(at_once) :], row.get("writes_B")
+            state["deferred"] = stored(state["deferred"], news, row["waiting_B"], valid)
         if "exit" in row:
             finals = [at_stage(x, 0) for x in gone]
             known = operands.of_microbatch(row["exit"])
@@ -231,6 +242,63 @@ class Lockstep:
             _, made["exit"] = self._part(state, Part.EXIT, (), known, row.get("exit_valid"))
         state["cotangents"] = [shifted(x, -1, self._chunks > 1) for x in gone]
         return made
+
+    def _weights(self, state: State, row: Row, operands: Operands) -> None:
+        """Runs W of a tick: products of gradients deferred by B."""
+        assert self._split is not None
+        layers, first = self._split.weights, len(self.parts.backward.stacked)
+        waiting = {
+            first + i: read(x, row[f"waiting_{WEIGHTS}"]) for i, x in enumerate(state["deferred"])
+        }
+        _, stacks = self._layers_backward(layers, WEIGHTS, (), waiting, state, row, operands)
+        self._add(state, dict(zip(self._split.late, stacks, strict=True)), row, WEIGHTS)
+
+    def _layers_backward(
+        self,
+        layers: Layers,
+        kind: str,
+        carry: Sequence[Any],
+        rows: Mapping[int, Any],
+        state: State,
+        row: Row,
+        operands: Operands,
+    ) -> tuple[list[Any], list[Any]]:
+        """Carries and stacks of backward layers on the residuals of a tick.
+
+        Args:
+          kind: BACKWARD or WEIGHTS.
+          rows: further stacked operands, by position.
+        """
+        parts = self.parts
+        consts, axes = self._consts(layers, row[f"microbatch_{kind}"], operands)
+        kept = dict(zip(self._kept, state["slots"], strict=False))
+        residuals = {
+            i: read(kept[j], row[f"slot_{kind}"])
+            for i, j in parts.residuals.items()
+            if j in kept and i in layers.read
+        }
+        found = self._stacks_by_kind()[kind == WEIGHTS]
+        summed = [k for k, j in enumerate(found) if j in parts.summed]
+        return self._stage_layers.run(
+            layers,
+            consts,
+            axes,
+            carry,
+            operands.backward,
+            {**residuals, **rows},
+            row[f"chunk_{kind}"],
+            summed,
+        )
+
+    def _add(self, state: State, gradients: Mapping[int, Any], row: Row, kind: str) -> None:
+        """Adds gradients of layers, by position among the backward stacks, to the totals."""
+        at = row[f"chunk_{kind}"] if self._chunks > 1 else None
+        state["totals"] = [
+            x
+            if t.stack is None or t.stack not in gradients
+            else with_gradients(t, x, gradients[t.stack], at)
+            for t, x in zip(self.parts.totals, state["totals"], strict=True)
+        ]
 
     def _cotangents(self, known: Arrays, finals: Sequence[Any]) -> list[Any]:
         """Cotangents of the last layer's results, from the head."""

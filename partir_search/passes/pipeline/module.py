@@ -55,11 +55,13 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
 
     def run(*arrays: Any) -> list[Any]:
         outer, own = dict(zip(constants, arrays, strict=False)), arrays[len(constants) :]
+        ticks: Lockstep | Chain
         if isinstance(parts, LoopParts):
-            return Lockstep(parts, pipeline_table(schedule), outer)(*own)
-        chain = Chain(parts, schedule, outer)
-        results = chain(*own)
-        staged[:] = chain.staged
+            ticks = Lockstep(parts, pipeline_table(schedule), outer)
+        else:
+            ticks = Chain(parts, schedule, outer)
+        results = ticks(*own)
+        staged[:] = ticks.staged
         return results
 
     ops, results = reader.read(run, lockstep_operands)
@@ -95,7 +97,8 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
 def stage_carries(ops: Iterable[Op]) -> list[Value]:
     """Values with a dim of stages at first: carries of the first tick, and empty slots.
 
-    Without a pipeline, none. Of several stacks of layers, the values before each loop over ticks.
+    Without a pipeline, none. Of several stacks of layers and of a split backward pass, the values
+    before each loop over ticks.
     """
     carries: list[Value] = []
     for op in ops:

@@ -112,6 +112,21 @@ def written(slots: Any, x: Any, at: Any) -> Any:
     return _scattered(lax.scatter, slots, x, at)
 
 
+def stored(slots: Sequence[Any], news: Sequence[Any], at: Any, valid: Any) -> list[Any]:
+    """Arrays of slots with arrays of `news` written, each stage at its number in `at` [stages].
+
+    Args:
+      valid: [stages] False for a stage that writes nothing; None if all write.
+    """
+    found = []
+    for old, new in zip(slots, news, strict=True):
+        if valid is not None:
+            here = lax.expand_dims(valid, (0, *range(2, new.ndim)))
+            new = jnp.where(here, new, read(old, at))
+        found.append(written(old, new, at))
+    return found
+
+
 def _scattered(scatter: Callable[..., Any], slots: Any, x: Any, at: Any) -> Any:
     """`scatter` of x [layers, stages, ...] to [stages, slots, ...], a slot `at` each stage."""
     numbers = lax.ScatterDimensionNumbers(
