@@ -39,7 +39,6 @@ from partir_search.theory.pipelines import (
 from partir_search.theory.tensor import FORWARD_COLLECTIVES
 
 MOST_PLANNED = 2  # pipelines planned in full, the best by closed form
-GATHERED_AGAIN = 2  # gradients of the results of attention and MLP, if W is split off
 MOVED = 6  # reads and writes of what waits for W: from layers to slots, and from slots to layers
 ACCUMULATED = 3  # a gradient's bytes moved by one microbatch: two reads and a write
 
@@ -264,9 +263,7 @@ def _with_groups(
     stage = StageSeconds(
         stack.forward / rate + FORWARD_COLLECTIVES * shared,
         stack.backward / rate - weights + FORWARD_COLLECTIVES * shared,
-        weights
-        + split * GATHERED_AGAIN * shared
-        + MOVED * waiting / machine.attained_hbm_bytes_per_s,
+        weights + MOVED * waiting / machine.attained_hbm_bytes_per_s,
         accumulate=ACCUMULATED * parameters / machine.attained_hbm_bytes_per_s,
         head=stack.around / rate,
         send_forward=send,
@@ -291,7 +288,8 @@ def planned_candidates(
 ) -> list[Candidate]:
     """The candidates to plan in full: the best, and the best of another axis or number of chunks.
 
-    Of the best with a split backward pass, the same numbers without are planned as well.
+    Their backward passes are whole. The best with a split backward pass is planned as well if it
+    is the best of all.
 
     Args:
       module: the traced program with layers as scans.
@@ -315,15 +313,15 @@ def planned_candidates(
             " layers that is a multiple of the axis, or a larger batch"
         )
     chosen: list[Candidate] = []
-    for candidate in found:
+    split = tactic.split_backward
+    for candidate in (c for c in found if bool(split) == c.tactic.split_backward):
         alike = {(c.tactic.axis, c.tactic.chunks) for c in chosen}
         if (candidate.tactic.axis, candidate.tactic.chunks) not in alike:
             chosen.append(candidate)
         if len(chosen) == MOST_PLANNED:
             break
-    if tactic.split_backward is None:
-        whole = dataclasses.replace(chosen[0].tactic, split_backward=False)
-        chosen += [c for c in found if c.tactic == whole and c is not chosen[0]]
+    if found[0].tactic.split_backward and split is None:
+        chosen.append(found[0])
     return chosen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,14 @@ from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.roll import roll
 from partir_search.plan.rewrites import Rewrites
 from partir_search.planning import pipeline as planning
+from partir_search.planning import pipeline_choice
 from partir_search.planning.loops import Layered, with_loops
-from partir_search.planning.pipeline_choice import Stack, candidates, stack_of
+from partir_search.planning.pipeline_choice import (
+    Stack,
+    candidates,
+    planned_candidates,
+    stack_of,
+)
 from partir_search.planning.trace import Traced, read_call, split_call
 from partir_search.theory.pipelines import StageSeconds, pipeline_seconds
 from tests.pipelines.programs import STEPS, arguments, residual_mlps
@@ -83,6 +90,23 @@ def test_backward_passes_are_split_where_that_pays() -> None:
     assert {c.tactic.split_backward for c in candidates(stack, given, MESH, MACHINE, 80e9)} == {
         True
     }
+
+
+def test_whole_backward_passes_are_planned_beside_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best two without a split, as ever, and the best of all with one."""
+    stack = dataclasses.replace(STACK, weights=STACK.backward / 2)
+    monkeypatch.setattr(pipeline_choice, "stack_of", lambda module: stack)
+    module = module_of(lambda x: x + 1, jnp.ones(3))
+
+    def planned(machine: ps.Machine, **given: Any) -> list[bool | None]:
+        tactic = ps.Pipeline("nodes", **given)
+        found = planned_candidates(module, tactic, MESH, machine, 1e15)
+        return [c.tactic.split_backward for c in found]
+
+    assert planned(MACHINE) == [False, False, True]
+    assert planned(MACHINE, split_backward=False) == [False, False]
+    assert planned(MACHINE, split_backward=True) == [True, True]
+    assert planned(MACHINE, microbatches=16) == [False, False]
 
 
 def test_closed_form_is_that_of_the_theory() -> None:
