@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jsonschema
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
@@ -23,6 +25,8 @@ from partir_search.passes.pipeline.module import stage_carries
 from partir_search.passes.pipeline.split_backward import SplitBackward, split_backward
 from partir_search.passes.roll import roll
 from partir_search.plan.plan import Plan
+from partir_search.plan.report.data import report_data
+from partir_search.plan.report.schema import REPORT_SCHEMA
 from partir_search.plan.report.summary import summary
 from partir_search.plan.rewrites import Rewrites
 from partir_search.planning.microbatch import in_time
@@ -186,6 +190,11 @@ def test_executed(
     page = tmp_path / "plan.html"
     plan.save_report(page)
     assert "gradients of weights of microbatch 3" in page.read_text()
+    plan.save_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    weights = [e for e in events if e["name"].split("/")[0] == "W3"]
+    assert len(weights) == shape[0] * chunks
+    jsonschema.validate(report_data(plan), REPORT_SCHEMA)
     plan.save(tmp_path / "plan.json")
     loaded = ps.auto_partition(
         AbstractMesh(shape, mesh.axis_names),

@@ -82,7 +82,15 @@ REPORT_SCHEMA: dict[str, Any] = {
         ),
         microbatches=COUNT,
         pipeline=_or_null(
-            _record("stages of layers", axis=TEXT, stages=COUNT, chunks=COUNT, schedule=TEXT)
+            _record(
+                "stages of layers",
+                axis=TEXT,
+                stages=COUNT,
+                chunks=COUNT,
+                schedule=TEXT,
+                again={"description": "ops of a layer run again", **COUNT},
+                split_backward=TRUTH,
+            )
         ),
         scan_layers=TRUTH,
         recomputed_segments=COUNT,
