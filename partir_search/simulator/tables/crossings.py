@@ -10,7 +10,7 @@ from partir_search.ir.core import Op, Operand, Region, Value
 from partir_search.simulator.arrays import Ints
 from partir_search.simulator.tables.moves import MoveTable, MoveTables
 from partir_search.simulator.tables.sums import Scope
-from partir_search.simulator.tables.ways import Pairings, Picked, Way, paired, rows, tile_layout
+from partir_search.simulator.tables.ways import Picked, Way, rows, tile_layout
 
 
 def border_tables(moves: MoveTables, op: Op, trips: float) -> Iterator[MoveTable]:
@@ -80,22 +80,23 @@ def _moved(
     def join(one: tuple[int, ...], other: tuple[int, ...]) -> Way:
         return Way(tile_layout(one, rank, order), (), layout(other), ())
 
-    sets = variables.sets
-    known: Pairings = {}  # joins differ in the dims that are stacked
+    sets, ways = variables.sets, moves.ways
+    into = None if target is None else len(target.type.shape)
+    kind = rank, order, stacked, strip, into
     first = rows(sets[x].codes)
     if y < 0:
         none = Picked([(-1,) * len(order)], np.zeros(1, dtype=np.int64))
-        picked = paired(_axis(first, (-1, 1)), _axis(none, (1, 1)), join, known)
         scope: Scope = (x,)
-        picked = Picked(picked.items, picked.at[:, 0])
+        items = ways.paired(_axis(first, (-1, 1)), _axis(none, (1, 1)), join, kind)[:, 0]
     elif x == y:
-        items = [join(t, t) for t in first.items]
-        scope, picked = (x,), Picked(items, first.at)
+        scope = (x,)
+        numbers = [ways.number(join(t, t)) for t in first.items]
+        items = np.array(numbers, dtype=np.int64)[first.at]
     else:
         second = rows(sets[y].codes)
-        picked = paired(_axis(first, (-1, 1)), _axis(second, (1, -1)), join, known)
         scope = x, y
-    yield moves.table(op, value, scope, picked, trips, settles=settles)
+        items = ways.paired(_axis(first, (-1, 1)), _axis(second, (1, -1)), join, kind)
+    yield moves.table(op, value, scope, items, trips, settles=settles)
 
 
 def _axis(picked: Picked[tuple[int, ...]], shape: tuple[int, int]) -> Picked[tuple[int, ...]]:

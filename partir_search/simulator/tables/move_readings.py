@@ -8,7 +8,8 @@ beside collectives, the collectives of a region are exposed by at least their ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -23,10 +24,70 @@ from partir_search.simulator.tables.walk import Walk
 from partir_search.simulator.target.traits import XlaTraits
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Split:
+    """Seconds per step of a use, by label and by when collectives start.
+
+    Attributes:
+      waiting: of collectives that start at the use.
+      early: of each gather that starts before.
+      copied: to move bytes besides.
+      at_use: `waiting` and `copied` together.
+    """
+
+    waiting: Floats
+    early: Sequence[Floats]
+    copied: Floats
+    at_use: Floats
+
+    def exposed(self, early: Floats | float, times: float) -> Floats | float:
+        """Seconds of gathers that start before the use, and are not hidden.
+
+        Args:
+          early: seconds of compute of one run behind which each is hidden.
+          times: runs in a step.
+        """
+        found: Floats | float = 0.0
+        for seconds in self.early:
+            found = found + np.maximum(seconds - early, 0.0) * times
+        return found
+
+
+class Splits:
+    """Splits of uses: those of uses with the same prices and runs are one."""
+
+    def __init__(self, traits: XlaTraits) -> None:
+        self._start = traits.async_all_gather
+        self._known: dict[Hashable, tuple[Split, Columns]] = {}
+
+    def of(self, use: Use, prices: Columns) -> Split:
+        """Split of a use by the use's prices."""
+        table = use.table
+        key = id(prices), table.reduces, table.times, use.argument
+        found = self._known.get(key)
+        if found is None:
+            waiting: Floats = prices.reduced * table.reduces + prices.moved * table.times
+            early: list[Floats] = []
+            for k, seconds in enumerate(prices.gathers):
+                if not seconds.any():
+                    continue
+                if self._start == "since_source":
+                    early.append(seconds)
+                elif self._start == "arguments" and use.argument and k == 0:
+                    early.append(np.where(prices.at_once, seconds, 0.0))
+                    waiting += np.where(prices.at_once, 0.0, seconds) * table.times
+                else:
+                    waiting += seconds * table.times
+            copied = prices.copied * table.times
+            found = self._known[key] = Split(waiting, early, copied, waiting + copied), prices
+        return found[0]
+
+
 def read_at(
     builder: ModelBuilder,
     uses: Sequence[Use],
     columns: Sequence[Columns],
+    splits: Splits,
     found: Walk,
     labels: Ints,
     traits: XlaTraits,
@@ -35,6 +96,7 @@ def read_at(
 
     Args:
       columns: prices of the uses, by the labels of the builder.
+      splits: of the uses.
       found: walk at the labelling.
       labels: labels of the builder at the labelling.
     """
@@ -48,23 +110,24 @@ def read_at(
             if at.moves:
                 paid[at.copy] = at.exposed + float(prices.copied[place]) * use.table.times
     for use, prices, at, place in zip(uses, columns, found.uses, places, strict=True):
-        waiting, early = split_gathers(use, prices, at.early, traits)
-        if traits.defers_weight_gradients and (at.idle or (at.total and not at.exposed)):
-            waiting = 0.0 * waiting
-        cost = waiting + early + prices.copied * use.table.times
+        split, times = splits.of(use, prices), use.table.times
+        hidden = traits.defers_weight_gradients and (at.idle or (at.total and not at.exposed))
+        cost = (split.copied if hidden else split.at_use) + split.exposed(at.early, times)
         for other, layout in by_group.get(use.group, ()) if use.group >= 0 else ():
             if other is not use:
                 cost = np.where(prices.copies == layout, cost / 2, cost)
         if at.copy >= 0:
             cost[place] = paid[at.copy] / found.sharing[at.copy]
         else:
-            cost[place] = at.exposed + float(prices.copied[place]) * use.table.times
+            cost[place] = at.exposed + float(prices.copied[place]) * times
         builder.add(use.table.scope, cost)
 
 
 def read_below(
     builder: ModelBuilder,
     uses: Sequence[Use],
+    columns: Sequence[Columns],
+    splits: Splits,
     hiding: HidingCompute,
     excess: Sequence[bool],
     variables: Variables,
@@ -73,24 +136,31 @@ def read_below(
     """Adds lower bounds of the costs of moves, without moves that may share copies.
 
     Args:
+      columns / splits: prices of the uses.
       excess: by region, whether collectives count as exposed in full and the deferred dots as
         hidden; else collectives that dots can hide count as hidden.
 
     Returns:
       Groups of uses that may share copies.
     """
+    of_use = {id(use): prices for use, prices in zip(uses, columns, strict=True)}
+    known: dict[Hashable, Floats] = {}
 
     def seconds(use: Use, early: Floats | float) -> Floats:
-        prices = use.table.columns
+        prices, table = of_use[id(use)], use.table
         if use.optional:
             return np.zeros(prices.moved.shape)
-        waiting, exposed = split_gathers(use, prices, early, traits)
-        copied: Floats = exposed + prices.copied * use.table.times
-        return (
-            copied
-            if traits.defers_weight_gradients and not excess[use.region]
-            else (waiting + copied)
-        )
+        hidden = traits.defers_weight_gradients and not excess[use.region]
+        split = splits.of(use, prices)
+        if not split.early:
+            return split.copied if hidden else split.at_use
+        before = early if isinstance(early, float) else (early.shape, early.tobytes())
+        key = id(split), hidden, before
+        found = known.get(key)
+        if found is None:
+            exposed = split.exposed(early, table.times)
+            found = known[key] = (split.copied if hidden else split.at_use) + exposed
+        return found
 
     found: list[CopyGroup] = []
     groups = by_group(uses)
@@ -104,34 +174,9 @@ def read_below(
             builder.add(use.table.scope, seconds(use, longest) / len(members))
         elif use is members[0]:
             x = variables.of_value(use.table.value)
-            each = [(u.table, seconds(u, hiding.before(u))) for u in members]
-            copies = [CopyUse.of(t.scope, x, c, t.columns.copies) for t, c in each]
+            copies = [
+                CopyUse.of(u.table.scope, x, seconds(u, hiding.before(u)), of_use[id(u)].copies)
+                for u in members
+            ]
             found.append(CopyGroup.of(x, copies))
     return found
-
-
-def split_gathers(
-    use: Use, prices: Columns, early: float | Floats, traits: XlaTraits
-) -> tuple[Floats, Floats | float]:
-    """Splits the seconds of a use's collectives by when they start.
-
-    Args:
-      early: seconds of compute behind which a gather that starts early is hidden.
-
-    Returns:
-      Seconds per step of collectives that start at the use, and the exposed seconds of gathers that
-      start before.
-    """
-    table = use.table
-    waiting: Floats = prices.reduced * table.reduces + prices.moved * table.times
-    exposed: Floats | float = 0.0
-    for k, seconds in enumerate(prices.gathers):
-        hides = np.maximum(seconds - early, 0.0)
-        if traits.async_all_gather == "since_source":
-            exposed = exposed + hides * table.times
-        elif traits.async_all_gather == "arguments" and use.argument and k == 0:
-            exposed = exposed + np.where(prices.at_once, hides, 0.0) * table.times
-            waiting += np.where(prices.at_once, 0.0, seconds) * table.times
-        else:
-            waiting += seconds * table.times
-    return waiting, exposed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -16,21 +15,11 @@ from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.home_layouts import taken_from
 from partir_search.simulator.arrays import Bools, Ints
 from partir_search.simulator.tables.label_sets import FIRST_PASS, LabelSet
-from partir_search.simulator.tables.prices import Columns, Fetches, Price, Pricer, Prices
+from partir_search.simulator.tables.prices import Fetches, Price, Pricer, Prices
 from partir_search.simulator.tables.shares import effective_tiles, loops_of
-from partir_search.simulator.tables.sums import Scope, sliced
+from partir_search.simulator.tables.sums import Scope
 from partir_search.simulator.tables.variables import Variables
-from partir_search.simulator.tables.ways import (
-    Pairings,
-    Picked,
-    Way,
-    altered,
-    loop_layout,
-    mapped,
-    paired,
-    rows,
-    tile_layout,
-)
+from partir_search.simulator.tables.ways import Way, loop_layout, mapped, rows, tile_layout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,8 +30,8 @@ class MoveTable:
       op / value: ids; op is NONE for results of a region.
       settles: the value is moved to where it rests, after its op.
       scope: variables, one axis of each table below.
-      items: number of each way.
-      prices: of the ways.
+      items: number of the redistribution.
+      prices: by number.
       reduces / times: runs in a step of reductions, and of all further steps.
       windows: the move takes windows of the value, once the value is in their layout.
     """
@@ -57,20 +46,9 @@ class MoveTable:
     times: float
     windows: bool
 
-    @functools.cached_property
-    def columns(self) -> Columns:
-        """Prices by labels of the scope."""
-        return self.prices.of(self.items)
-
-    @property
-    def fetches(self) -> Sequence[Fetches]:
-        """By way, the blocks that devices fetch for windows."""
-        return self.prices.fetches
-
-    def restricted(self, kept: Sequence[Ints]) -> MoveTable:
-        """The table over subsets of the labels, by variable."""
-        items = sliced(self.items, self.scope, kept)
-        return self if items is self.items else dataclasses.replace(self, items=items)
+    def fetches(self, labels: Sequence[int]) -> Fetches:
+        """Blocks that devices fetch for windows at one labelling."""
+        return self.prices.fetches_of(int(self.items[tuple([labels[x] for x in self.scope])]))
 
     def at(self, labels: Sequence[int]) -> Price:
         """Prices at one labelling, seconds of one run."""
@@ -83,9 +61,10 @@ class MoveTables:
     def __init__(self, variables: Variables, pricer: Pricer, order: Sequence[int]) -> None:
         self.variables, self.pricer, self.order = variables, pricer, tuple(order)
         self._regions = pricer.model.memory.regions
-        self._known: dict[Hashable, tuple[Picked[Way], Picked[Way] | None]] = {}
-        self._settled: dict[Hashable, Picked[Way]] = {}
-        self.pairings: Pairings = {}
+        self.ways = pricer.ways
+        self._known: dict[Hashable, tuple[Ints, Ints | None]] = {}
+        self._settled: dict[Hashable, Ints] = {}
+        self._moving: dict[int, tuple[bool, Ints]] = {}
 
     def of_op(self, op: Op, trips: float) -> list[MoveTable]:
         """Tables of an op without regions, whose region runs `trips` times in a step."""
@@ -97,15 +76,15 @@ class MoveTables:
         for i, v in op.inputs() if not rule.accepts_any_layout else ():
             if v.type.shape:
                 x = variables.of_value(v.id)
-                picked, windows = self._needs(op, rule, i, v, q, x)
-                found.append(self.table(op, v, (q, x), picked, trips))
+                items, windows = self._needs(op, rule, i, v, q, x)
+                found.append(self.table(op, v, (q, x), items, trips))
                 if windows is not None:
                     found.append(self.table(op, v, (q, x), windows, trips, windows=True))
         for i, r in enumerate(op.results):
             x = variables.of_value(r.id)
-            picked = self._settles(op, rule, i, r, q, x)
+            items = self._settles(op, rule, i, r, q, x)
             scope = (q, x) if x >= 0 else (q,)
-            found.append(self.table(op, r, scope, picked, trips, settles=True))
+            found.append(self.table(op, r, scope, items, trips, settles=True))
         return found
 
     def table(
@@ -113,18 +92,25 @@ class MoveTables:
         op: Op | None,
         value: Value,
         scope: Scope,
-        picked: Picked[Way],
+        items: Ints,
         trips: float,
         *,
         settles: bool = False,
         windows: bool = False,
     ) -> MoveTable:
         """Table of redistributions given per labels of a scope."""
-        prices = self.pricer.prices(value, op, picked.items, settles=settles, windows=windows)
+        prices = self.pricer.prices(value, op, settles=settles, windows=windows)
         once, each = self._runs(op, value)
         number = op.id if op else NONE
         runs = once * trips, each * trips
-        return MoveTable(number, value.id, settles, scope, picked.at, prices, *runs, windows)
+        return MoveTable(number, value.id, settles, scope, items, prices, *runs, windows)
+
+    def any_moves(self, table: MoveTable) -> bool:
+        """True if some labels call for a move."""
+        found = self._moving.get(id(table.items))
+        if found is None:
+            found = self._moving[id(table.items)] = self.ways.any_moves(table.items), table.items
+        return found[0]
 
     def _runs(self, op: Op | None, value: Value) -> tuple[float, float]:
         """Executions of a move per run of its region: of a reduction, and of any other step."""
@@ -141,7 +127,7 @@ class MoveTables:
 
     def _needs(
         self, op: Op, rule: OpRule, i: int, v: Value, q: int, x: int
-    ) -> tuple[Picked[Way], Picked[Way] | None]:
+    ) -> tuple[Ints, Ints | None]:
         """Redistributions of an operand for the op: to the loops' layout, and of windows alone.
 
         The second is None if the op reads no windows of the operand.
@@ -157,29 +143,21 @@ class MoveTables:
         if found is None:
             order, mesh, dims = self.order, self.variables.mesh, rule.operands[i]
 
-            def need(loops: tuple[int, ...]) -> tuple[Layout, tuple[Window, ...]]:
+            def need(loops: tuple[int, ...]) -> Needed:
                 if rule.manual is not None:
                     return spec_layout(rule.manual.needs[i], mesh), ()
                 layout = loop_layout(loops, rule, dims, order)
                 layout = whole_where_uneven(rule, i, layout, shape, mesh)
                 return layout, windows_of(rule, i, loops, order, mesh)
 
-            def way(needed: tuple[Layout, tuple[Window, ...]], home: Layout) -> Way:
-                layout, windows = needed
-                if windows:
-                    layout = taken_from(home, layout, windows)
-                return Way(home, (), layout, (), windows)
-
             rest = mapped(
                 rows(effective_tiles(sets[x].codes[None], through[:, None, :])),
                 lambda each: tile_layout(each, len(shape), order),
             )
-            whole = paired(mapped(rows(self._loops(q, x, own)), need), rest, way, self.pairings)
-            if reads:
-                found = altered(whole, _without_windows), altered(whole, _windows_alone)
-            else:
-                found = whole, None
-            self._known[key] = found
+            needed = mapped(rows(self._loops(q, x, own)), need)
+            whole = self.ways.paired(needed, rest, _to_loops, "operands")
+            alone = self.ways.paired(needed, rest, _windows_alone, "windows") if reads else None
+            found = self._known[key] = whole, alone
         return found
 
     def _through(self, op: Op, v: Value, labels: LabelSet) -> Bools:
@@ -191,7 +169,7 @@ class MoveTables:
                 found |= labels.codes == FIRST_PASS - i
         return found
 
-    def _settles(self, op: Op, rule: OpRule, i: int, r: Value, q: int, x: int) -> Picked[Way]:
+    def _settles(self, op: Op, rule: OpRule, i: int, r: Value, q: int, x: int) -> Ints:
         variables, order, dims = self.variables, self.order, rule.results[i]
         sets, own = variables.sets, bool(variables.own_loops[op.id])
         defers = r.id in variables.makers
@@ -227,14 +205,13 @@ class MoveTables:
         rest = mapped(
             rows(effective_tiles(tiles, deferred)), lambda each: tile_layout(each, rank, order)
         )
-        found = self._settled[key] = paired(
+        found = self.ways.paired(
             mapped(rows(made), source),
             rest,
             lambda made, target: Way(made[0], made[1], target, made[2]),
-            self.pairings,
+            "results",
         )
-        if x < 0:
-            found = self._settled[key] = Picked(found.items, found.at[:, 0])
+        found = self._settled[key] = found if x >= 0 else found[:, 0]
         return found
 
 
@@ -243,10 +220,17 @@ def spec_layout(spec: Spec, mesh: MeshShape) -> Layout:
     return tuple(tuple(a for name in axes for a in mesh.axes(name)) for axes in spec)
 
 
-def _without_windows(way: Way) -> Way:
-    return way._replace(windows=())
+Needed = tuple[Layout, tuple[Window, ...]]
+"""Layout and windows of an operand that loops need."""
 
 
-def _windows_alone(way: Way) -> Way:
-    """The halo exchanges of a way alone, from the target layout; no move without windows."""
-    return way if way.windows else Way(way.target, (), way.target, ())
+def _to_loops(needed: Needed, home: Layout) -> Way:
+    """Redistribution of an operand to the layout of loops, windows apart."""
+    layout, windows = needed
+    return Way(home, (), taken_from(home, layout, windows) if windows else layout, ())
+
+
+def _windows_alone(needed: Needed, home: Layout) -> Way:
+    """The halo exchanges of windows alone, once an operand is in its layout; no move without."""
+    target = _to_loops(needed, home).target
+    return Way(target, (), target, (), needed[1])

@@ -17,7 +17,7 @@ from partir_search.simulator.tables.consistency import inconsistent_pairs
 from partir_search.simulator.tables.hiding import HidingCompute
 from partir_search.simulator.tables.kernel_readings import read_kernel
 from partir_search.simulator.tables.kernels import KernelTables, kernel_tables
-from partir_search.simulator.tables.move_readings import read_at, read_below
+from partir_search.simulator.tables.move_readings import Splits, read_at, read_below
 from partir_search.simulator.tables.moves import MoveTable, MoveTables
 from partir_search.simulator.tables.prices import Columns, Pricer
 from partir_search.simulator.tables.shares import Shares
@@ -41,7 +41,7 @@ class OrderedTables:
     """
 
     variables: Variables
-    model: CostModel
+    pricer: Pricer
     order: tuple[int, ...]
     kernels: Sequence[KernelTables]
     uses: Sequence[Use]
@@ -49,18 +49,23 @@ class OrderedTables:
     sizes: Sequence[int]
     _columns: dict[Hashable, tuple[Columns, object]] = dataclasses.field(default_factory=dict)
 
+    @property
+    def model(self) -> CostModel:
+        """Cost model of the prices."""
+        return self.pricer.model
+
     @classmethod
     def of(cls, variables: Variables, pricer: Pricer, order: Sequence[int]) -> OrderedTables:
         """Tables of the program of a pricer's model."""
         model = pricer.model
         kernels = kernel_tables(model, Shares(variables, model.memory.padding))
         uses, wrong = find_uses(MoveTables(variables, pricer, order)), inconsistent_pairs(variables)
-        return cls(variables, model, tuple(order), kernels, uses, list(wrong), variables.sizes)
+        return cls(variables, pricer, tuple(order), kernels, uses, list(wrong), variables.sizes)
 
-    def in_order(self, pricer: Pricer, order: Sequence[int]) -> OrderedTables:
+    def in_order(self, order: Sequence[int]) -> OrderedTables:
         """Tables of another order of axes, which differ in the moves."""
-        uses = find_uses(MoveTables(self.variables, pricer, order))
-        return dataclasses.replace(self, order=tuple(order), uses=uses)
+        uses = find_uses(MoveTables(self.variables, self.pricer, order))
+        return dataclasses.replace(self, order=tuple(order), uses=uses, _columns={})
 
     def restricted(self, kept: Sequence[Ints]) -> OrderedTables:
         """Tables of a subset of the labels.
@@ -68,13 +73,28 @@ class OrderedTables:
         Args:
           kept: [variables] label indices. Labels of the result are positions in these arrays.
         """
+        same: dict[bytes, Ints] = {}  # tables of equal numbers and equal subsets are one
+        kept = [same.setdefault(k.tobytes(), k) for k in kept]
+        known: dict[Hashable, Ints] = {}
+
+        def table(whole: MoveTable) -> MoveTable:
+            key = id(whole.items), *(id(kept[x]) for x in whole.scope)
+            if key not in known:
+                known[key] = sliced(whole.items, whole.scope, kept)
+            return dataclasses.replace(whole, items=known[key])
+
         return dataclasses.replace(
             self,
             kernels=[kernel.restricted(kept) for kernel in self.kernels],
-            uses=[dataclasses.replace(use, table=use.table.restricted(kept)) for use in self.uses],
+            uses=[dataclasses.replace(use, table=table(use.table)) for use in self.uses],
+            _columns={},
             inconsistent=[(pair, sliced(w, pair, kept)) for pair, w in self.inconsistent],
             sizes=list(map(len, kept)),
         )
+
+    @functools.cached_property
+    def _splits(self) -> Splits:
+        return Splits(self.model.machine.traits)
 
     @functools.cached_property
     def own_collectives(self) -> float:
@@ -109,25 +129,38 @@ class OrderedTables:
         if hidden:  # seconds of dots that all run beside collectives change nothing
             whole = self._read_kernels(labels, exact=True).model().energy(labels)
             builder.constant += whole - builder.model().energy(labels)
-        if kept is None:
-            columns = [use.table.columns for use in self.uses]
-        else:
+        columns = self.columns(kept)
+        if kept is not None:
             builder = ModelBuilder.of(builder.model().restricted(kept))
-            columns = [self._kept(use.table, kept) for use in self.uses]
             labels = _positions(kept, labels)
-        read_at(builder, self.uses, columns, found, labels, self.model.machine.traits)
+        traits = self.model.machine.traits
+        read_at(builder, self.uses, columns, self._splits, found, labels, traits)
         prohibitive = PROHIBITIVE * builder.model().energy(labels)
         return self._consistent(builder, prohibitive, kept)
 
-    def _kept(self, table: MoveTable, kept: Sequence[Ints]) -> Columns:
-        """Prices of a table over subsets of the labels; equal tables and subsets share them."""
-        subsets = [kept[x] for x in table.scope]
-        key = id(table.prices), id(table.items), *map(id, subsets)
-        found = self._columns.get(key)
-        if found is None:
-            columns = table.prices.of(table.restricted(kept).items)
-            found = self._columns[key] = columns, (table.prices, table.items, subsets)
-        return found[0]
+    def columns(self, kept: Sequence[Ints] | None = None) -> list[Columns]:
+        """[uses] prices by labels of the tables' variables; equal tables and subsets share them.
+
+        Args:
+          kept: [variables] label indices; by default all.
+        """
+        missing: dict[Hashable, tuple[MoveTable, Ints]] = {}
+        keys: list[Hashable] = []
+        for use in self.uses:
+            table = use.table
+            subsets = [] if kept is None else [id(kept[x]) for x in table.scope]
+            key = id(table.prices), id(table.items), *subsets
+            keys.append(key)
+            if key not in self._columns and key not in missing:
+                items = table.items if kept is None else sliced(table.items, table.scope, kept)
+                missing[key] = table, items
+        if missing:  # steps of all first: each kind of value is priced once
+            distinct = {id(items): items for _, items in missing.values()}
+            self.pricer.steps.places(np.concatenate([x.ravel() for x in distinct.values()]))
+        for number, (table, items) in missing.items():
+            alive = [] if kept is None else [kept[x] for x in table.scope]
+            self._columns[number] = table.prices.of(items), (table.prices, table.items, alive)
+        return [self._columns[key][0] for key in keys]
 
     def below(self, labels: Ints, *, joint_from: float = np.inf) -> PairwiseModel:
         """Lower bounds of costs at all labellings, tight at one where they can be.
@@ -149,7 +182,14 @@ class OrderedTables:
         beside = [kernel for kernel in self.kernels if hides[kernel.op]]
         hiding = HidingCompute(beside, self.regions, self.sizes)
         groups = read_below(
-            builder, self.uses, hiding, excess, self.variables, self.model.machine.traits
+            builder,
+            self.uses,
+            self.columns(),
+            self._splits,
+            hiding,
+            excess,
+            self.variables,
+            self.model.machine.traits,
         )
         prohibitive = PROHIBITIVE * builder.model().energy(labels)
         for group in groups:

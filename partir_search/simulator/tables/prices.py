@@ -1,27 +1,26 @@
 """Prices of redistributions: lowered and priced as in a device-local program.
 
-A way is priced when a table reads the price: exact steps along one axis read few of all ways.
+A redistribution is priced when a table reads the price: exact steps along one axis read few.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
 
 from partir_search.ir.core import Op, Value
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.rule import NONE
 from partir_search.lowering.local_ir import Reshard
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.reshard_steps import AllGather, HaloPermute
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.simulator import CostModel
-from partir_search.simulator.tables.steps import StepTable, WaySteps
-from partir_search.simulator.tables.ways import Way
+from partir_search.simulator.tables.steps import StepTable
+from partir_search.simulator.tables.ways import Ways
 from partir_search.simulator.tables.window_moves import window_moves
 from partir_search.simulator.time.collective_cost import CollectiveCost
 
@@ -29,12 +28,14 @@ Fetches = tuple[tuple[Hashable, float], ...]
 """Blocks of one value from other devices, kept for all uses: source and step, and seconds."""
 
 
+NO_COPIES: Ints = np.zeros(0, dtype=np.int64)
+
 _WindowCosts = list[tuple[Reshard, CollectiveCost]]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Columns:
-    """Prices of n ways, seconds of one run each.
+    """Prices of n redistributions, seconds of one run each.
 
     Attributes:
       reduced / moved: [n] seconds of reductions, and of all further collectives but gathers.
@@ -53,7 +54,7 @@ class Columns:
 
 
 class Price(NamedTuple):
-    """Prices of one way; see `Columns`."""
+    """Prices of one redistribution; see `Columns`."""
 
     reduced: float
     moved: float
@@ -64,45 +65,30 @@ class Price(NamedTuple):
 
 
 class Prices:
-    """Prices of the redistributions of one kind of value by a list of ways.
+    """Prices of redistributions of one kind of value, by number of the redistribution."""
 
-    Attributes:
-      ways: the list.
-      fetches: [ways] blocks fetched by devices for windows; () until priced.
-    """
-
-    def __init__(self, pricer: Pricer, ways: Sequence[Way], quote: Quote) -> None:
-        n = len(ways)
-        self.ways, self._quote, self._pricer = ways, quote, pricer
-        self.fetches: list[Fetches] = [()] * n if quote.windows else []
-        self._priced, self._one = np.zeros(n, dtype=np.bool_), dict[int, Price]()
-        zeros = (np.zeros(n) for _ in range(3))
-        self._all = Columns(
-            next(zeros), next(zeros), np.zeros((0, n)), self._priced.copy(), next(zeros),
-            np.full(n, NONE, dtype=np.int64),
-        )  # fmt: skip
+    def __init__(self, pricer: Pricer, quote: Quote) -> None:
+        self._quote, self._pricer = quote, pricer
+        self._fetches: dict[int, Fetches] = {}  # by place
+        self._priced, self._one = np.zeros(0, dtype=np.bool_), dict[int, Price]()
+        none, no = np.zeros(0), np.zeros(0, dtype=np.bool_)
+        self._all = Columns(none, none, np.zeros((0, 0)), no, none, NO_COPIES)
 
     def of(self, items: Ints) -> Columns:
-        """Prices of ways, in the shape of their numbers `items`."""
-        if not self._priced.all():
-            wanted = np.zeros(len(self._priced), dtype=np.bool_)
-            wanted[items] = True
-            new = np.flatnonzero(wanted & ~self._priced)
-            if len(new):
-                self._price(new)
-                self._priced[new] = True
+        """Prices of redistributions, in the shape of their numbers `items`."""
+        places, at = self._read(items)
         found = self._all
         return Columns(
-            found.reduced[items],
-            found.moved[items],
-            found.gathers[:, items],
-            found.at_once[items],
-            found.copied[items],
-            found.copies[items],
+            found.reduced[at],
+            found.moved[at],
+            found.gathers[:, at],
+            found.at_once[at],
+            found.copied[at],
+            self._pricer.steps.copies[places],
         )
 
     def one(self, item: int) -> Price:
-        """Prices of one way."""
+        """Prices of one redistribution."""
         found = self._one.get(item)
         if found is None:
             row = self.of(np.array([item], dtype=np.int64))
@@ -116,15 +102,40 @@ class Prices:
             )
         return found
 
-    def _price(self, new: Ints) -> None:
-        priced, found = self._pricer.priced(self.ways, new, self._quote, self.fetches), self._all
-        found.reduced[new], found.moved[new] = priced.reduced, priced.moved
-        found.at_once[new], found.copied[new] = priced.at_once, priced.copied
-        found.copies[new] = priced.copies
-        steps = len(priced.gathers)
-        if steps > len(found.gathers):
-            found.gathers = np.pad(found.gathers, ((0, steps - len(found.gathers)), (0, 0)))
-        found.gathers[:steps, new] = priced.gathers
+    def fetches_of(self, item: int) -> Fetches:
+        """Blocks fetched by devices for the windows of one redistribution."""
+        return self._fetches[int(self._read(np.array([item], dtype=np.int64))[0][0])]
+
+    def _read(self, items: Ints) -> tuple[Ints, Ints]:
+        """Places of redistributions among those read, and among the prices.
+
+        Prices are by distinct steps, all read so far at once; of windows by redistribution.
+        """
+        steps, windows = self._pricer.steps, self._quote.windows
+        places = steps.places(items)
+        at = places if windows else steps.row_of[places]
+        n, before = len(steps.read) if windows else len(steps.rows), len(self._priced)
+        if before < n:
+            self._priced = np.pad(self._priced, (0, n - before))
+        wanted = ~self._priced[at]
+        if wanted.any():
+            new = np.unique(at[wanted]) if windows else np.flatnonzero(~self._priced)
+            self._add(self._pricer.priced(new, self._quote, self._fetches), new)
+            self._priced[new] = True
+        return places, at
+
+    def _add(self, priced: Columns, at: Ints) -> None:
+        found, n = self._all, len(self._priced)
+        most = max(len(priced.gathers), len(found.gathers))
+        wider = Columns(
+            np.zeros(n), np.zeros(n), np.zeros((most, n)), np.zeros(n, np.bool_), np.zeros(n),
+            found.copies,
+        )  # fmt: skip
+        for columns, to in ((found, slice(len(found.reduced))), (priced, at)):
+            wider.reduced[to], wider.moved[to] = columns.reduced, columns.moved
+            wider.gathers[: len(columns.gathers), to] = columns.gathers
+            wider.at_once[to], wider.copied[to] = columns.at_once, columns.copied
+        self._all = wider
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -156,25 +167,27 @@ class _Known:
 
 
 class Pricer:
-    """Prices on one mesh, cached by kind of value and step."""
+    """Prices on one mesh, cached by kind of value and step.
+
+    Attributes:
+      ways: all redistributions met.
+      steps: of these.
+    """
 
     def __init__(self, model: CostModel, mesh: MeshShape) -> None:
         self.model, self.mesh = model, mesh
+        self.ways = Ways()
+        self.steps = StepTable(mesh, self.ways)
         self._costs = model.costs(mesh)
         self._bandwidth = model.machine.attained_hbm_bytes_per_s
-        self._prices: dict[Hashable, Prices] = {}  # by `id()` of the ways
-        self._steps: dict[int, tuple[Sequence[Way], WaySteps]] = {}
-        self._table = StepTable(mesh)
+        self._prices: dict[Hashable, Prices] = {}
         self._known: dict[Hashable, _Known] = {}
 
-    def prices(
-        self, value: Value, op: Op | None, ways: Sequence[Way], *, settles: bool, windows: bool
-    ) -> Prices:
+    def prices(self, value: Value, op: Op | None, *, settles: bool, windows: bool) -> Prices:
         """Prices of redistributions.
 
         Args:
           op: for which the value is moved; None for results.
-          ways: a list that is the same object whenever the ways are the same.
           settles: the value is moved to where it rests.
           windows: windows alone are taken, once the value is in their layout.
         """
@@ -192,25 +205,23 @@ class Pricer:
         )
         if op is not None and (facts.writes_whole[op.id] or facts.forked[value.id]):
             kind = (kind, value.type.shape)
-        key: Hashable = (id(ways), kind)
+        key: Hashable = kind
         if op is not None and windows:
             rule = self.model.rules[op.id]
             key = (key, value.type.shape, rule.accepts_haloed_tile, bool(facts.elementwise[op.id]))
         found = self._prices.get(key)
         if found is None:
             quote = Quote(kind, value, op, settles, op is not None and windows)
-            found = self._prices[key] = Prices(self, ways, quote)
+            found = self._prices[key] = Prices(self, quote)
         return found
 
-    def priced(
-        self, ways: Sequence[Way], at: Ints, quote: Quote, fetches: list[Fetches]
-    ) -> Columns:
-        """Prices of the ways numbered `at`; fetches of windows are written to `fetches`."""
-        numbers, copies = self._steps_of(ways).of(at)
+    def priced(self, at: Ints, quote: Quote, fetches: dict[int, Fetches]) -> Columns:
+        """Prices, without copies, by distinct steps; of windows, with `fetches`, by place."""
         if quote.windows:
-            return self._windows(ways, at, copies, quote, fetches)
+            return self._windows(at, quote, fetches)
+        numbers = self.steps.rows[at]
         known = self._prices_of(numbers, quote)
-        gathers, reduces = (kinds[numbers] for kinds in self._table.kinds())
+        gathers, reduces = (kinds[numbers] for kinds in self.steps.kinds())
         gathers &= not quote.settles
         return Columns(
             known.seconds[np.where(reduces, numbers, 0)].sum(axis=1),
@@ -218,18 +229,12 @@ class Pricer:
             known.seconds[_moved_left(np.where(gathers, numbers, 0))].T,
             gathers[:, 0],
             known.copied[numbers].sum(axis=1),
-            copies,
+            NO_COPIES,
         )
-
-    def _steps_of(self, ways: Sequence[Way]) -> WaySteps:
-        found = self._steps.get(id(ways))
-        if found is None:
-            found = self._steps[id(ways)] = ways, WaySteps(self._table, ways)
-        return found[1]
 
     def _prices_of(self, numbers: Ints, quote: Quote) -> _Known:
         """Prices of steps for a kind of value."""
-        known, steps = self._known.get(quote.kind), self._table.steps
+        known, steps = self._known.get(quote.kind), self.steps.steps
         if known is None or len(known.seconds) < len(steps):
             more = np.full(len(steps), np.nan)
             more[0] = 0.0
@@ -250,22 +255,15 @@ class Pricer:
             known.copied[number] = cost.copied / self._bandwidth
         return known
 
-    def _windows(
-        self,
-        ways: Sequence[Way],
-        at: Ints,
-        copies: Ints,
-        quote: Quote,
-        fetches: list[Fetches],
-    ) -> Columns:
+    def _windows(self, at: Ints, quote: Quote, fetches: dict[int, Fetches]) -> Columns:
         """Prices of windows."""
         value, op = quote.value, quote.op
         assert op is not None
         rule = self.model.rules[op.id]
         known: dict[Hashable, _WindowCosts] = {}  # moves do not depend on where a way begins
         each: list[_WindowCosts] = []
-        for i in at.tolist():
-            way = ways[i]
+        ways = [self.steps.read[i] for i in at.tolist()]
+        for way, i in zip(ways, at.tolist(), strict=True):
             found = known.get(way[2:])
             if found is None:
                 moves = window_moves(value, op, way, self.mesh, rule)
@@ -278,8 +276,8 @@ class Pricer:
         others = [sum(c.seconds for m, c in f if not isinstance(m.step, AllGather)) for f in each]
         # The first move is of the value at rest if that is in the layout already.
         at_once = [
-            bool(f) and isinstance(f[0][0].step, AllGather) and ways[i].source == ways[i].target
-            for f, i in zip(each, at.tolist(), strict=True)
+            bool(f) and isinstance(f[0][0].step, AllGather) and way.source == way.target
+            for f, way in zip(each, ways, strict=True)
         ]
         return Columns(
             np.zeros(len(at)),
@@ -287,7 +285,7 @@ class Pricer:
             padded.reshape(len(at), most).T,
             np.array(at_once, dtype=np.bool_),
             np.array([sum(c.copied for _, c in found) for found in each]) / self._bandwidth,
-            copies,
+            NO_COPIES,
         )
 
 

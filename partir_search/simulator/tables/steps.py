@@ -13,7 +13,7 @@ from partir_search.ir.rule import NONE
 from partir_search.lowering.diagonals import redistribute
 from partir_search.lowering.reshard_steps import AllGather, Permute, Reduction, ReshardStep
 from partir_search.simulator.arrays import Bools, Ints
-from partir_search.simulator.tables.ways import Way
+from partir_search.simulator.tables.ways import Way, Ways
 
 
 class StepTable:
@@ -22,43 +22,76 @@ class StepTable:
     Attributes:
       steps: by number: the step, tiles of the value before and after, and whether the step is the
         last. Number 0 is for no step.
+      read: the redistributions read so far, each once.
+      rows: [rows, most steps] distinct sequences of steps, windows apart; 0 for none.
+      row_of: [redistributions read] row of the steps.
+      copies: [redistributions read] number of the copy's layout; NONE: no copy.
     """
 
-    def __init__(self, mesh: MeshShape) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh: MeshShape, ways: Ways) -> None:
+        self._mesh, self._ways = mesh, ways
         self.steps: list[tuple[ReshardStep | None, int, int, bool]] = [(None, 1, 1, False)]
         self._numbers: dict[Hashable, int] = {None: 0}
-        self._of_way: dict[Way, tuple[int, ...]] = {}
+        self._places: Ints = np.zeros(0, dtype=np.int64)
+        self._place_of: dict[Way, int] = {}
+        self.read: list[Way] = []
+        self._row_of: dict[tuple[int, ...], int] = {}
+        self.rows: Ints = np.zeros((0, 1), dtype=np.int64)
+        self.row_of: Ints = np.zeros(0, dtype=np.int64)
+        self.copies: Ints = np.zeros(0, dtype=np.int64)
         self._tiles: dict[Layout, int] = {}
         self._layouts: dict[Hashable, int] = {}
         self._kinds: tuple[Bools, Bools] = (np.zeros(0, np.bool_), np.zeros(0, np.bool_))
 
-    def of_way(self, way: Way) -> tuple[int, ...]:
-        """Numbers of a way's steps, windows apart."""
-        found = self._of_way.get(way)
-        if found is None:
-            source, partial, target, keep, _ = way
-            steps: tuple[ReshardStep, ...] = ()
-            if source != target or partial != keep:
-                steps = redistribute(self._mesh, source, partial, target, keep)
-            numbers, before = [], self._tiles_of(source)
-            for step in steps:
-                after, last = self._tiles_of(step.layout), step is steps[-1]
-                pairs = step.pairs if isinstance(step, Permute) else None
-                key = (step.kind, step.axes, before, after, last, pairs)
-                number = self._numbers.setdefault(key, len(self.steps))
-                if number == len(self.steps):
-                    self.steps.append((step, before, after, last))
-                numbers.append(number)
-                before = after
-            found = self._of_way[way] = tuple(numbers)
+    def places(self, numbers: Ints) -> Ints:
+        """Places of redistributions among those read so far, read at the first call."""
+        more = len(self._ways) - len(self._places)
+        if more:
+            self._places = np.pad(self._places, (0, more), constant_values=NONE)
+        found: Ints = self._places[numbers]
+        if np.min(found, initial=0) < 0:
+            new = np.unique(numbers[found < 0])
+            count, ways = len(self.read), [self._ways[i] for i in new.tolist()]
+            self._places[new] = [self._place_of.setdefault(w, len(self._place_of)) for w in ways]
+            self.read += list(self._place_of)[count:]
+            self._add(self.read[count:])
+            found = self._places[numbers]
         return found
 
-    def copy_of(self, way: Way) -> int:
-        """Number of the layout of the copy made by a way; NONE without a copy."""
+    def _add(self, ways: Sequence[Way]) -> None:
+        before = len(self._row_of)
+        rows = [self._row_of.setdefault(self._of_way(way), len(self._row_of)) for way in ways]
+        new = list(self._row_of)[before:]
+        count, width = self.rows.shape
+        wider = max(width, *map(len, new), 1)
+        self.rows = np.pad(self.rows, ((0, len(new)), (0, wider - width)))
+        for i, row in enumerate(new, count):
+            self.rows[i, : len(row)] = row
+        self.row_of = np.concatenate((self.row_of, np.array(rows, dtype=np.int64)))
+        copies = [self._copy_of(way) for way in ways]
+        self.copies = np.concatenate((self.copies, np.array(copies, dtype=np.int64)))
+
+    def _copy_of(self, way: Way) -> int:
         if way.source == way.target and not way.windows:
             return NONE
         return self._layouts.setdefault((way.target, way.windows), len(self._layouts))
+
+    def _of_way(self, way: Way) -> tuple[int, ...]:
+        source, partial, target, keep, _ = way
+        steps: tuple[ReshardStep, ...] = ()
+        if source != target or partial != keep:
+            steps = redistribute(self._mesh, source, partial, target, keep)
+        numbers, before = [], self._tiles_of(source)
+        for step in steps:
+            after, last = self._tiles_of(step.layout), step is steps[-1]
+            pairs = step.pairs if isinstance(step, Permute) else None
+            key = (step.kind, step.axes, before, after, last, pairs)
+            number = self._numbers.setdefault(key, len(self.steps))
+            if number == len(self.steps):
+                self.steps.append((step, before, after, last))
+            numbers.append(number)
+            before = after
+        return tuple(numbers)
 
     def kinds(self) -> tuple[Bools, Bools]:
         """[steps] True for gathers, and for reductions."""
@@ -75,28 +108,3 @@ class StepTable:
             found = math.prod(self._mesh.sizes[a] for axes in layout for a in axes)
             self._tiles[layout] = found
         return found
-
-
-class WaySteps:
-    """Steps and copies of a list of ways, found at the first reading."""
-
-    def __init__(self, table: StepTable, ways: Sequence[Way]) -> None:
-        self._table, self._ways = table, ways
-        self._numbers = np.zeros((len(ways), 1), dtype=np.int64)
-        self._copies = np.full(len(ways), NONE, dtype=np.int64)
-        self._known = np.zeros(len(ways), dtype=np.bool_)
-
-    def of(self, at: Ints) -> tuple[Ints, Ints]:
-        """[n, most steps] numbers of the steps of some ways, 0 for none, and [n] their copies."""
-        new = at[~self._known[at]]
-        if len(new):
-            ways = [self._ways[i] for i in new.tolist()]
-            rows = [self._table.of_way(way) for way in ways]
-            most, width = max(map(len, rows)), self._numbers.shape[1]
-            if most > width:
-                self._numbers = np.pad(self._numbers, ((0, 0), (0, most - width)))
-            for i, row in zip(new.tolist(), rows, strict=True):
-                self._numbers[i, : len(row)] = row
-            self._copies[new] = [self._table.copy_of(way) for way in ways]
-            self._known[new] = True
-        return self._numbers[at], self._copies[at]

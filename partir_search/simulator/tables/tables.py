@@ -104,7 +104,7 @@ class CostTables:
             if known is None:
                 found = OrderedTables.of(self.variables, self._pricer, order)
             else:
-                found = known.in_order(self._pricer, order)
+                found = known.in_order(order)
             self._ordered[order] = found
         return found
 

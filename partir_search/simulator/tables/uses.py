@@ -53,7 +53,7 @@ def find_uses(moves: MoveTables) -> list[Use]:
         arguments = arguments_of[number]
         members = def_use.members[region]
         for table in tables:
-            if any(way.moves for way in table.prices.ways):
+            if moves.any_moves(table):
                 maker = def_use.makers[table.value]
                 position = int(def_use.position[maker.id]) if maker else NONE
                 here = maker and position < len(members) and int(members[position]) == maker.id

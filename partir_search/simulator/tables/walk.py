@@ -202,10 +202,9 @@ class _Walker:
     def _known_blocks(self, use: Use) -> float:
         """Seconds per step of blocks that earlier uses of a region have fetched."""
         table, saved = use.table, 0.0
-        if not table.fetches:
+        if not table.windows:
             return saved
-        place = tuple(self._labels[x] for x in table.scope)
-        for block, seconds in table.fetches[int(table.items[place])]:
+        for block, seconds in table.fetches(self._labels):
             key = use.region, table.value, block
             saved += seconds * table.times if key in self._blocks else 0.0
             self._blocks.add(key)

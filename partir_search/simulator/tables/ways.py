@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from partir_search.ir.partition import Layout, Partial, Window
-from partir_search.ir.rule import Dims, OpRule
+from partir_search.ir.rule import NONE, Dims, OpRule
 from partir_search.simulator.arrays import Ints
 
 
@@ -28,9 +29,9 @@ class Way(NamedTuple):
         return bool(source != target or partial != keep or windows)
 
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 J = TypeVar("J", bound=Hashable)
-K = TypeVar("K")
+K = TypeVar("K", bound=Hashable)
 
 MOST_COUNTED = 1 << 20  # numbers up to which the distinct ones are found by counting
 
@@ -80,56 +81,98 @@ def mapped(picked: Picked[T], to: Callable[[T], J]) -> Picked[J]:
     return Picked(list(numbers), np.array(each, dtype=np.int64)[picked.at])
 
 
-class Joined(Sequence[J]):
-    """Items made at the first reading, each once."""
+class Ways:
+    """Redistributions by number, in all orders of axes; each made when it is read."""
 
-    def __init__(self, length: int, make: Callable[[int], J]) -> None:
-        self._items: list[J | None] = [None] * length
-        self._make = make
+    def __init__(self) -> None:
+        self._made: dict[int, Way] = {}
+        self._numbers: dict[Way, int] = {}  # of those not made from pairs
+        self._pairs: dict[Hashable, _Pairs] = {}
+        self._blocks: list[tuple[int, Callable[[int], Way]]] = []  # first number, and its maker
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._count
 
-    @overload
-    def __getitem__(self, i: int) -> J: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[J]: ...
-    def __getitem__(self, i: int | slice) -> J | Sequence[J]:
-        if isinstance(i, slice):
-            return [self[j] for j in range(len(self._items))[i]]
-        found = self._items[i]
+    def __getitem__(self, number: int) -> Way:
+        found = self._made.get(number)
         if found is None:
-            found = self._items[i] = self._make(i)
+            block = bisect.bisect_right(self._blocks, number, key=lambda each: each[0]) - 1
+            first, make = self._blocks[block]
+            found = self._made[number] = make(number - first)
         return found
 
+    def number(self, way: Way) -> int:
+        """Number of a redistribution."""
+        found = self._numbers.setdefault(way, self._count)
+        if found == self._count:
+            self._made[found] = way
+            self._count += 1
+        return found
 
-def altered(picked: Picked[T], to: Callable[[T], J]) -> Picked[J]:
-    """Images of items, equal ones included, made at the first reading."""
-    items = picked.items
-    return Picked(Joined(len(items), lambda i: to(items[i])), picked.at)
+    def paired(
+        self, one: Picked[T], other: Picked[K], join: Callable[[T, K], Way], kind: Hashable
+    ) -> Ints:
+        """Numbers of the redistributions between pairs of items met together.
+
+        Args:
+          kind: of `join`; joins of one kind make equal redistributions of equal items.
+        """
+        pairs = self._pairs.get(kind)
+        if pairs is None:
+            pairs = self._pairs[kind] = _Pairs(join)
+        first, second = pairs.places(one.items, other.items)
+        numbers = pairs.numbers[first[:, None], second]
+        found: Ints = numbers[one.at, other.at]
+        if np.min(found, initial=0) < 0:
+            n = len(other.items)
+            codes, _ = _distinct((one.at * n + other.at)[found < 0], n * len(one.items))
+            places = np.stack((first[codes // n], second[codes % n]), axis=1)
+            new = self._added(len(codes), lambda k: pairs.way(*places[k].tolist()))
+            numbers[codes // n, codes % n] = pairs.numbers[places[:, 0], places[:, 1]] = new
+            found = numbers[one.at, other.at]
+        return found
+
+    def _added(self, count: int, make: Callable[[int], Way]) -> Ints:
+        """Numbers of `count` more redistributions, each made when it is read."""
+        self._blocks.append((self._count, make))
+        self._count += count
+        return np.arange(self._count - count, self._count)
+
+    def any_moves(self, items: Ints) -> bool:
+        """True if some of the redistributions moves or reduces the value."""
+        return any(self[i].moves for i in _distinct(items, self._count)[0].tolist())
 
 
-Pairings = dict[Hashable, Sequence[Any]]
+class _Pairs:
+    """Numbers of the redistributions between items of two kinds; NONE: none yet."""
 
+    def __init__(self, join: Callable[[Any, Any], Way]) -> None:
+        self._join = join
+        self._first: dict[Any, int] = {}
+        self._second: dict[Any, int] = {}
+        self._items: tuple[list[Any], list[Any]] = ([], [])
+        self.numbers: Ints = np.full((0, 0), NONE, dtype=np.int64)
 
-def paired(
-    one: Picked[T], other: Picked[K], join: Callable[[T, K], J], known: Pairings
-) -> Picked[J]:
-    """Distinct pairs of items met together, joined at the first reading.
+    def places(self, one: Sequence[Any], other: Sequence[Any]) -> tuple[Ints, Ints]:
+        """Rows and columns of items."""
+        found = []
+        for given, known, items in zip(
+            (one, other), (self._first, self._second), self._items, strict=True
+        ):
+            found.append(np.array([known.setdefault(x, len(known)) for x in given], dtype=np.int64))
+            items += list(known)[len(items) :]
+        more = [
+            2 * len(items) - n for items, n in zip(self._items, self.numbers.shape, strict=True)
+        ]
+        if any(len(x) > n for x, n in zip(self._items, self.numbers.shape, strict=True)):
+            wider = [(0, max(n, 0)) for n in more]
+            self.numbers = np.pad(self.numbers, wider, constant_values=NONE)
+        return found[0], found[1]
 
-    Args:
-      known: lists of joined items: equal pairings have the same list.
-    """
-    n = len(other.items)
-    distinct, at = _distinct(one.at * n + other.at, n * len(one.items))
-    key = tuple(one.items), tuple(other.items), distinct.tobytes()
-    items = known.get(key)
-    if items is None:
-        codes, first, second = distinct.tolist(), one.items, other.items
-        items = known[key] = Joined(
-            len(codes), lambda i: join(first[codes[i] // n], second[codes[i] % n])
-        )
-    return Picked(items, at)
+    def way(self, row: int, column: int) -> Way:
+        """The redistribution between two items."""
+        return self._join(self._items[0][row], self._items[1][column])
 
 
 def tile_layout(tiles: Sequence[int], rank: int, order: Sequence[int]) -> Layout:
