@@ -22,6 +22,10 @@ For labels that are tuples over mesh axes, block `a` groups labels equal on all 
 """
 
 
+Turns = dict[tuple[int, bytes], Ints]
+"""Labelling after a turn, by number of the block and content of the labelling before."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Alternation:
     """Labellings visited by alternation, with true costs as energies.
@@ -46,6 +50,7 @@ def alternate(
     least_gain: float = 0.0,
     choices: Choices | None = None,
     realised: Callable[[Ints], Ints] | None = None,
+    turns: Turns | None = None,
 ) -> Alternation:
     """Minimises costs, beginning at a labelling.
 
@@ -66,17 +71,22 @@ def alternate(
       choices: arrays of labels of earlier calls.
       realised: function from a labelling to the labelling of equal true cost at which `costs_at` is
         exact; the same by default.
+      turns: results of the turns of earlier calls with the same models and blocks.
     """
     realised = realised or (lambda labels: labels)
     labels = realised(np.array(start, dtype=np.int64))
     visited = [Labelling(true_cost(labels), labels)]
     seen = {labels.tobytes()}
     best, stale, unchanged = visited[0].energy, 0, 0
-    choices = choices or Choices()
+    choices, turns = choices or Choices(), {} if turns is None else turns
     for turn in range(rounds * len(blocks)):
-        kept = choices(blocks[turn % len(blocks)], labels)
-        found = improve(costs_at(labels, kept), labels, kept, max_entries)
-        after = realised(found.labels)
+        number = turn % len(blocks)
+        after = turns.get((number, labels.tobytes()))
+        if after is None:
+            kept = choices(blocks[number], labels)
+            found = improve(costs_at(labels, kept), labels, kept, max_entries)
+            after = realised(found.labels)
+            turns[number, labels.tobytes()] = after
         if np.array_equal(after, labels):
             unchanged += 1
             if unchanged == len(blocks):

@@ -24,6 +24,9 @@ from partir_search.exact.pairwise import (
     lift_labelling,
 )
 
+_Table = tuple[tuple[int, ...], Floats]
+"""Variables and costs."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
@@ -132,7 +135,7 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
     """
     order = order or elimination_order(model)
     at = {u: i for i, u in enumerate(order.variables)}
-    tables: list[list[tuple[tuple[int, ...], Floats]]] = [[] for _ in order.variables]
+    tables: list[list[_Table]] = [[] for _ in order.variables]
     for (u, v), table in model.pairs.items():
         first, pair = (u, ((u, v), table)) if at[u] < at[v] else (v, ((v, u), table.T))
         tables[at[first]].append(pair)
@@ -143,23 +146,37 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
             total = model.unary[u] + sum(table for _, table in tables[i])
             energy += float(np.min(total))
             continue
-        place = {v: axis for axis, v in enumerate((u, *scope))}
-        total = np.empty([model.sizes[v] for v in place])
-        total[...] = model.unary[u].reshape(-1, *[1] * len(scope))
-        for own, table in tables[i]:
-            shape = [1] * len(place)
-            for v in own:
-                shape[place[v]] = model.sizes[v]
-            total += table.reshape(shape)  # a table's variables are in order of elimination
-        least = np.min(total, axis=0)
-        tables[at[scope[0]]].append((tuple(scope), least))
+        tables[at[scope[0]]].append((tuple(scope), _least(model, u, scope, tables[i])))
     labels = np.zeros(len(model.sizes), dtype=np.int64)
     for i, u in reversed([*enumerate(order.variables)]):
         costs = model.unary[u].copy()
         for own, table in tables[i]:  # its own label comes first
             costs += table[(slice(None), *(labels[v] for v in own[1:]))]
-        labels[u] = int(np.argmin(costs))
+        labels[u] = costs.argmin()
     return Labelling(energy, labels)
+
+
+def _least(model: PairwiseModel, u: int, scope: Sequence[int], tables: Sequence[_Table]) -> Floats:
+    """Least cost over the labels of a variable, by labels of the variables of `scope`.
+
+    Args:
+      tables: over `u` and some of these; a table's variables are in order of elimination.
+    """
+    if len(scope) == 1:
+        total = np.repeat(model.unary[u][:, None], model.sizes[scope[0]], axis=1)
+        for own, table in tables:
+            total += table if len(own) == 2 else table[:, None]
+    else:
+        place = {v: axis for axis, v in enumerate((u, *scope))}
+        total = np.empty([model.sizes[v] for v in place])
+        total[...] = model.unary[u].reshape(-1, *[1] * len(scope))
+        for own, table in tables:
+            shape = [1] * len(place)
+            for v in own:
+                shape[place[v]] = model.sizes[v]
+            total += table.reshape(shape)
+    least: Floats = np.minimum.reduce(total, axis=0)
+    return least
 
 
 def least_completion(model: PairwiseModel, labels: Ints) -> float:

@@ -13,15 +13,18 @@ from partir_search.planning.exact_steps import LEAST_GAIN, Found
 from partir_search.planning.fitted_steps import FittedSteps
 from partir_search.planning.game import PlanningGame
 from partir_search.simulator.cost import Cost
+from partir_search.simulator.tables.bound import Bound
 
 EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
 STARTS = 3  # most strategies from which exact steps start
 LABELS_OF_STARTS = 90_000  # of the tables, times the starts
 TRIALS = 5  # further strategies from which exact steps take one turn along each axis
-FAR_FROM_BOUND = 1.03  # seconds of the best over the bound from which these are tried
+FAR = 0.03  # of a bound, above which an assignment leaves these to be tried
 FITTED = 2  # assignments over the limits that are fitted
 OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
 DEAR = 1.1  # seconds within the limits over those without, where the search may find better
+PROMISING = 0.002  # of a bound after removal of labels, for a proof of the first answer
+PROVEN = 1e-5  # of a bound, above which an assignment is not the best
 ALIKE = 4  # decimals of log figures in which assignments are alike
 
 Named = tuple[Found, str]
@@ -75,7 +78,8 @@ def exact_moves(
     """The best assignments by exact steps, and a lower bound of all.
 
     The assignment of least energy under the bound is a further start: near the optimum if the bound
-    is tight, and far from all known strategies.
+    is tight, and far from all known strategies. If it takes the seconds of the bound, no further
+    strategy is a start.
 
     Args:
       game: in its first state.
@@ -103,22 +107,24 @@ def exact_moves(
     others = sorted(scored.keys() - {first}, key=lambda score: score.objective)
     found: dict[bytes, Named] = {}
     afforded = max(LABELS_OF_STARTS // sum(steps.tables.variables.sizes), 1)
+    bound: Bound | None = None
     started = min(STARTS, episodes // EPISODES_PER_START, afforded)
     for score in (first, *others)[:started]:
         name, labels = scored[score]
         best = steps.improve(labels)[0]
         found.setdefault(best.labels.tobytes(), (best, name))
-    bound = steps.bound([best for best, _ in found.values()])
-    if bound is not None:
-        best = steps.improve(bound.labels)[0]
-        found.setdefault(best.labels.tobytes(), (best, "bound"))
-    least = min(each.score.objective for each, _ in found.values())
-    near = bound is not None and least < FAR_FROM_BOUND * bound.seconds
-    # Where products hide collectives, tables hold near an assignment only: the start decides.
-    if game.model.machine.traits.defers_weight_gradients and afforded > 1 and not near:
-        rest = [scored[score] for score in others[started - 1 :][:TRIALS]]
-        for best, name in _tried(steps, rest):
-            found.setdefault(best.labels.tobytes(), (best, name))
+        if score is first:
+            bound = _bounded(steps, found, None, PROMISING)
+            if bound is not None and bound.finished and _proven(bound, found):
+                break
+    else:
+        bound = _bounded(steps, found, bound)
+        near = bound is not None and _proven(bound, found, FAR)
+        # Where products hide collectives, tables hold near an assignment only: the start decides.
+        if game.model.machine.traits.defers_weight_gradients and afforded > 1 and not near:
+            rest = [scored[score] for score in others[started - 1 :][:TRIALS]]
+            for best, name in _tried(steps, rest):
+                found.setdefault(best.labels.tobytes(), (best, name))
     ranked = _fitted(steps, [*found.values()])
     paths: list[Move] = [steps.move(best.labels, name) for best, name in ranked[:count]]
     best = ranked[0][0]
@@ -135,6 +141,34 @@ def _tried(steps: FittedSteps, starts: Sequence[tuple[str, Ints]]) -> list[Named
         best, name = min(tried, key=lambda each: each[0].score.rank())
         tried.append((steps.improve(best.labels)[0], name))
     return tried
+
+
+def _bounded(
+    steps: FittedSteps,
+    found: dict[bytes, Named],
+    known: Bound | None,
+    promising: float = math.inf,
+) -> Bound | None:
+    """Bound of all assignments; adds that of least energy, improved, to those found.
+
+    Args:
+      known: an earlier bound, kept unless assignments of fewer seconds have been found since.
+      promising: relative distance from the assignments found, beyond which the bound is left
+        unfinished.
+    """
+    bound = steps.bound([best for best, _ in found.values()], known, promising)
+    if bound is not None and bound.finished and bound is not known:
+        best = steps.scored(bound.labels)
+        if not _proven(bound, {b"": (best, "bound")}):
+            best = steps.improve(bound.labels)[0]
+        found.setdefault(best.labels.tobytes(), (best, "bound"))
+    return bound
+
+
+def _proven(bound: Bound, found: dict[bytes, Named], above: float = PROVEN) -> bool:
+    """True if some assignment within the limits is no farther above the bound, relative."""
+    least = bound.seconds * (1.0 + above)
+    return any(not f.score.excess and f.score.objective <= least for f, _ in found.values())
 
 
 def _fitted(steps: FittedSteps, found: Sequence[Named]) -> list[Named]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from partir_search.exact.alternation import Blocks, Choices, alternate
+from partir_search.exact.alternation import Blocks, Choices, Turns, alternate
 from partir_search.exact.pairwise import Ints, PairwiseModel
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
@@ -71,6 +72,7 @@ class ExactSteps:
         )
         self._start = game.state.key()
         self._choices = Choices()
+        self._turns: Turns = {}
         self._costs: dict[bytes, Cost] = {}
         self._realised: dict[bytes, Ints] = {}  # by labels of an assignment
         self._highest: dict[bytes, list[tuple[float, int, int]]] = {}
@@ -102,6 +104,7 @@ class ExactSteps:
             least_gain=LEAST_GAIN,
             choices=self._choices,
             realised=self.realised,
+            turns=self._turns,
         ).visited
         return ranked([self.scored(each.labels) for each in visited])
 
@@ -163,11 +166,15 @@ class ExactSteps:
         self._cost(labels)
         return self._highest[labels.tobytes()]
 
-    def bound(self, found: Sequence[Found]) -> Bound | None:
+    def bound(
+        self, found: Sequence[Found], known: Bound | None = None, promising: float = math.inf
+    ) -> Bound | None:
         """Lower bound of the seconds of all assignments.
 
         Args:
           found: some assignments.
+          known: an earlier bound; the result if finished at seconds as few as those of `found`.
+          promising: ends once a bound is known to be farther from these seconds, relative.
 
         Returns:
           The bound; None if seconds are no goal, or the tables are too large.
@@ -181,8 +188,12 @@ class ExactSteps:
         seconds = self._cost(labels).seconds
         if self._score(labels).objective != seconds:
             return None
+        if known is not None and known.finished and known.upper <= seconds * (1.0 + LEAST_GAIN):
+            return known
         with self._assigned(labels) as partition:
-            return bound_below(tables, partition, seconds, allowed=allowed)
+            return bound_below(
+                tables, partition, seconds, allowed=allowed, known=known, promising=promising
+            )
 
     def _decided(self, axis: int, *, all_choices: bool = False) -> Iterator[tuple[int, int]]:
         """Variables decided along an axis in the game's first state, with the dim or factor.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partir_search.exact.alternation import Choices, alternate, improve
+from partir_search.exact.alternation import Choices, Turns, alternate, improve
 from partir_search.exact.elimination import (
     eliminate,
     elimination_order,
@@ -217,6 +217,25 @@ def test_alternation_follows_costs_that_change_with_the_labelling() -> None:
     assert costs_at(start, [np.arange(4)] * 5).energy(start) == pytest.approx(true_cost(start))
     found = alternate(costs_at, true_cost, [[np.zeros(4, dtype=int)] * 5], start)
     assert found.best.energy == true_cost(found.best.labels) < true_cost(start)
+
+
+def test_alternation_repeats_no_turn_of_earlier_calls() -> None:
+    model = grid(5, 2, 3, 9)
+    asked: list[bytes] = []
+
+    def costs_at(labels: np.ndarray, kept: Sequence[np.ndarray]) -> PairwiseModel:
+        asked.append(labels.tobytes())
+        return model.restricted(kept)
+
+    turns: Turns = {}
+    blocks, start = two_axes(model, 3), random_labels(model, 5)
+    found = alternate(costs_at, model.energy, blocks, start, turns=turns)
+    assert len(found.visited) > 1
+    assert len(asked) == len(turns) > 1
+    asked.clear()
+    again = alternate(costs_at, model.energy, blocks, start, turns=turns)
+    assert not asked
+    assert np.array_equal(again.best.labels, found.best.labels)
 
 
 def test_order_is_that_of_the_tables() -> None:

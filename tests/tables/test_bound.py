@@ -106,7 +106,13 @@ def test_no_enumerated_plan_is_below_the_bound(name: str, machine: str, mesh: Me
     loose = bound_below(tables, partition, 100.0 * seconds)
     tight = bound_below(tables, partition, seconds)
     early = bound_below(tables, partition, seconds, should_continue=lambda: False)
+    hurried = bound_below(tables, partition, 2.0 * seconds, promising=0.0)
+    resumed = bound_below(tables, partition, seconds, known=hurried)
     assert 0.0 < early.seconds <= tight.seconds * (1.0 + 1e-9)
+    assert hurried.seconds <= resumed.seconds * (1.0 + 1e-9)
+    assert resumed.seconds <= seconds * (1.0 + NEAR)
+    assert resumed.finished
+    assert resumed.seconds >= tight.seconds * (1.0 - 1e-3)
     assert max(loose.seconds, tight.seconds) <= seconds * (1.0 + NEAR)
     assert tight.seconds >= loose.seconds * (1.0 - 1e-5)
     tables.variables.assign(loose.labels, game.state)

@@ -42,12 +42,18 @@ class Bound:
       exact: each order's bound is the minimum of the order's tables, or above the known seconds.
       labels: [variables] labelling of least energy found.
       order: axes' order of the tables of `labels`.
+      upper: seconds of the known partition; no fewer than `seconds`.
+      finished: False if ended by `promising`: then `labels` are of the known partition.
+      started: state of each order, for `known` of `bound_below`.
     """
 
     seconds: float
     exact: bool
     labels: Ints
     order: tuple[int, ...]
+    upper: float
+    finished: bool
+    started: Sequence[_OrderBound] = dataclasses.field(repr=False)
 
 
 def bound_below(
@@ -56,6 +62,8 @@ def bound_below(
     upper: float,
     *,
     allowed: Sequence[Ints] | None = None,
+    known: Bound | None = None,
+    promising: float = np.inf,
     max_entries: int = MAX_ENTRIES,
     effort: float = EFFORT,
     should_continue: Callable[[], bool] = lambda: True,
@@ -68,28 +76,41 @@ def bound_below(
       partition: plan at which the tables are tight where they can be.
       upper: seconds of a known plan; the bound is not above.
       allowed: [variables] labels that partitions may have, by default all.
+      known: an earlier bound by a partition of no fewer seconds, whose removed labels stay removed.
+      promising: ends once a bound after removal of labels is farther from `upper`, relative.
       max_entries: limit of a table of exact elimination.
       effort: limit of message passes in nominal seconds, the same on every machine.
       should_continue: called between passes; False ends the computation after one pass per order.
     """
     labels = tables.labels_of(partition)
-    orders = tables.orders_from(partition.order) if allowed is None else tables.orders
-    started = [
-        _OrderBound(
-            tables.ordered(order), labels, upper, allowed, effort / len(orders), should_continue
-        )
-        for order in orders
-    ]
-    for each in started:
-        each.remove_labels(1)
+    if known is not None:
+        started = known.started
+        for each in started:
+            each.begin_again(labels, upper, effort / len(started))
+    else:
+        orders = tables.orders_from(partition.order) if allowed is None else tables.orders
+        started = [
+            _OrderBound(
+                tables.ordered(order), labels, upper, allowed, effort / len(orders), should_continue
+            )
+            for order in orders
+        ]
+        for each in started:
+            each.remove_labels(1)
+    finished = True
     while should_continue():
         lowest = min(started, key=lambda each: each.seconds)
         if lowest.finished:
             break
         lowest.refine(max_entries)
+        if lowest.seconds < upper * (1.0 - promising):
+            finished = False
+            break
     lowest = min(started, key=lambda each: each.seconds)
     exact = all(each.exact or each.seconds >= upper for each in started)
-    return Bound(min(lowest.seconds, upper), exact, lowest.best, lowest.tables.order)
+    best = lowest.best if finished else labels
+    seconds = min(lowest.seconds, upper)
+    return Bound(seconds, exact, best, lowest.tables.order, upper, finished, started)
 
 
 class _OrderBound:
@@ -123,6 +144,13 @@ class _OrderBound:
         self._messages: dict[Pair, Floats] = {}
         self._rounds = 0
         self._settled = False  # removal of labels has ended
+
+    def begin_again(self, labels: Ints, upper: float, effort: float) -> None:
+        """Begins with the labels left, at a partition of fewer seconds."""
+        self._at = _places(self._kept, labels, [np.zeros(int(k[-1]) + 1) for k in self._kept])
+        self._limit = upper * (1.0 + ROUNDING)
+        self._effort, self._rounds, self.best = effort, min(self._rounds, 1), labels
+        self.finished = self.exact = self._settled = False
 
     def refine(self, max_entries: int) -> None:
         """Removes labels once more or, if that has ended, computes the tables' minimum."""
