@@ -6,6 +6,7 @@ A row is a model of `models/llama.py` or of the catalog (or `depth-N`, N layers 
 and a mesh.
 Every row runs in a process of its own, so that its peak memory is its own. Prints a table and one
 JSON line per row. `plan_s` is import, fold, search and costing; tracing (`trace_s`) is jax's.
+Columns `cpu_` are CPU seconds of the process, and the ratio of planning to tracing.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ flags.DEFINE_list(
 )
 planning_flags.define(machine="tpu_v5p", episodes=planning_flags.EPISODES, seed=0)
 flags.DEFINE_integer("tokens", 2**18, "Tokens per step and 64 devices.")
+flags.DEFINE_integer("seq", 0, "Tokens of an example of LLaMA; 0 for the published length.")
+flags.DEFINE_boolean("own_remat", True, "LLaMA recomputes each layer.")
+flags.DEFINE_boolean("limit", True, "Plans keep to the machine's memory.")
 flags.DEFINE_boolean("here", False, "Run the only row in this process.")
 
 AXES = ("data", "model", "third")
@@ -74,7 +78,8 @@ def model(name: str, devices: int) -> tuple[Any, Any]:
     if name in PER_DEVICE:
         entry = MODELS[name]
         return entry.step, entry.abstract_args(int(PER_DEVICE[name] * devices))
-    config = dataclasses.replace(llama.CONFIGS[name], remat=True)
+    config = llama.CONFIGS[name]
+    config = dataclasses.replace(config, remat=FLAGS.own_remat, seq=FLAGS.seq or config.seq)
     args = llama.example_args(config, llama.optimizer(), tokens // config.seq)
     return llama.make_train_step(config), args
 
@@ -85,20 +90,21 @@ def run(row: str) -> dict[str, Any]:
     shape = ps.MeshShape(AXES[: len(sizes)], sizes)
     fn, args = model(name, shape.devices)
     step = jax.jit(fn, donate_argnums=0)
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     step.trace(*args)
-    traced = time.perf_counter() - begin
+    traced, cpu_traced = time.perf_counter() - begin, time.process_time() - cpu
     partitioned = ps.auto_partition(
         AbstractMesh(shape.sizes, shape.names),
         machine=FLAGS.machine,
+        goals=None if FLAGS.limit else [ps.Fastest()],
         episodes=FLAGS.episodes,
         seed=FLAGS.seed,
         remat=False if name.startswith("depth-") else "auto",  # 1,000 layers fit nowhere without
         progress=False,
     )(step)
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     plan = partitioned.plan(*args)  # jax keeps the trace
-    total = time.perf_counter() - begin
+    total, cpu_total = time.perf_counter() - begin, time.process_time() - cpu
     (report,) = plan.searches
     limit = ps.MACHINES[FLAGS.machine].hbm_bytes
     known = min(report.known, key=lambda e: (max(1.0, e[1].peak_bytes / limit), e[1].seconds))
@@ -109,6 +115,9 @@ def run(row: str) -> dict[str, Any]:
         "trace_s": round(traced, 2),
         **{f"{k}_s": round(v, 2) for k, v in phases.items()},
         "plan_s": round(total, 2),
+        "cpu_trace_s": round(cpu_traced, 2),
+        "cpu_plan_s": round(cpu_total, 2),
+        "cpu_ratio": round(cpu_total / cpu_traced, 2),
         "limit_s": LIMITS.get(row, ""),
         "states": report.states,
         "expert": known[0],
@@ -123,7 +132,7 @@ def run(row: str) -> dict[str, Any]:
 def apart(row: str) -> dict[str, Any]:
     """`run` in a fresh process."""
     command = [sys.executable, "-m", "experiments.search_speed", "--here", f"--rows={row}"]
-    for flag in ("machine", "tokens", "episodes", "seed"):
+    for flag in ("machine", "tokens", "seq", "own_remat", "limit", "episodes", "seed"):
         command.append(f"--{flag}={getattr(FLAGS, flag)}")
     out = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
     found: dict[str, Any] = json.loads(out.stdout.strip().splitlines()[-1])
