@@ -27,6 +27,11 @@ TINY: dict[str, dict[str, Any]] = {
     "selective_scan": {"batch": 2, "length": 16, "d": 8, "inner": 16, "layers": 1, "chunk": 8},
     "shifted_windows": {"batch": 2, "side": 8, "patch": 12, "d": 8, "heads": 2, "window": 2},
     "wavenet": {"batch": 2, "length": 32, "d": 8, "skip": 8, "levels": 8, "dilations": (1, 2)},
+    "capsules": {"batch": 2, "side": 8, "channels": 8, "parts": 2, "wholes": 4, "whole_pose": 4},
+    "set_detector": {"batch": 2, "patches": 16, "patch": 8, "d": 16, "heads": 2, "queries": 4},
+    "neural_sde": {"batch": 4, "observed": 4, "d": 8, "hidden": 16, "steps": 3},
+    "radiance_field": {"rays": 4, "samples": 8, "d": 8, "layers": 3, "skip": 1, "waves": 2},
+    "diffusion_transformer": {"batch": 2, "patches": 16, "patch": 8, "d": 16, "heads": 2},
 }
 
 
