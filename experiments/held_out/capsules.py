@@ -12,7 +12,7 @@ from experiments.held_out.training import BF16, Made, floats, ids, trained, weig
 
 
 def make(
-    batch: int = 128,
+    batch: int = 1024,
     side: int = 32,
     channels: int = 256,
     parts: int = 16,

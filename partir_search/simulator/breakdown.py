@@ -171,7 +171,7 @@ class _KernelTraits:
             yield "f32_dot_operand_bytes"
         if any(found.width[v] > 1.0 for v in values):
             yield "keeps_dots_wide"
-        if any(v in found.padding.minor for v in values):
+        if any(v in found.padding for v in values):
             yield "tile_lanes"
         if machine.vmem_bytes_per_s:
             largest = machine.vmem_bytes * traits.vmem_resident_fraction

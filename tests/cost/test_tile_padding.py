@@ -90,6 +90,48 @@ def test_products_without_a_batch_or_a_sum() -> None:
         assert written == stored
 
 
+def test_the_order_that_pads_least() -> None:
+    """f32[64, 24, 24, 192]: no dim has 128 lanes; 192 of 256 are the best, 64 of 128 the second."""
+    written, stored = peaks(lambda x, w: x @ w, f32(64, 24, 24, 40), f32(40, 192))
+    assert written == 64 * 24 * 24 * 192 * 4
+    assert stored == written * 256 / 192
+
+
+def test_tiling_changes_the_best_order() -> None:
+    """A quarter of 128 rows leaves 32 of 128 lanes; then 96 channels of 128 are better."""
+    args = f32(128, 9, 40), f32(40, 96)
+    whole = peaks(lambda x, w: x @ w, *args)
+    quarter = peaks(lambda x, w: x @ w, *args, tiled=(0, 0))
+    assert whole[0] == whole[1] == 4 * quarter[0]
+    assert quarter[1] == 32 * 9 * 128 * 4
+
+
+def test_operands_of_batched_dots() -> None:
+    """The slices of f32[512, 24, 3 * 40] are read as matrices of 24 x 40: 40 of 128 lanes."""
+
+    def scores(x: Any, w: Any) -> Any:
+        q, k, v = jnp.split(x @ w, 3, axis=-1)
+        return jnp.einsum("bij,bjf->bif", jnp.einsum("bif,bjf->bij", q, k), v).sum(), q.sum()
+
+    def alone(x: Any, w: Any) -> Any:
+        q, k, v = jnp.split(x @ w, 3, axis=-1)
+        return jnp.einsum("bij,bjf->bif", jnp.einsum("bif,bjf->bij", q, k), v)
+
+    qkv, args = 512 * 24 * 120 * 4, (f32(512, 24, 64), f32(64, 120))
+    written, stored = peaks(alone, *args)
+    assert stored >= qkv * 128 / 40
+    assert peaks(scores, *args)[1] - written < stored - written  # a sum reads slices as they are
+
+
+def test_results_that_plain_dots_read() -> None:
+    """A batched dot's result is copied for a plain dot, into an order without padding."""
+    shapes = f32(512, 24, 16), f32(512, 40, 16)
+    padded = peaks(lambda x, y: pairs(x, y) + 1.0, *shapes)
+    read = peaks(lambda x, y, w: pairs(x, y) @ w, *shapes, f32(40, 8))
+    assert padded[1] == 512 * 24 * 128 * 4
+    assert read[1] < padded[1]
+
+
 def test_seconds_grow_with_the_bytes() -> None:
     """And only on machines with tiles: TPUs, not GPUs."""
     module = module_of(pairs, f32(65536, 27, 40), f32(65536, 16, 40))

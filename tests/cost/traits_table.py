@@ -6,7 +6,8 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from partir_search.simulator.target.traits import TRAITS, UNKNOWN, XlaTraits, value_text
+from partir_search.simulator.target.trait_values import value_text
+from partir_search.simulator.target.traits import TRAITS, UNKNOWN, XlaTraits
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "evidence" / "traits.md"
 

@@ -102,6 +102,20 @@ def unaligned(table: Any, x: Any) -> Any:
     return table - jax.grad(loss)(table)
 
 
+def windows(qkv: Any, out: Any, x: Any) -> Any:
+    """Attention of 24 positions with heads of 40 numbers, and a norm in groups of 24."""
+
+    def loss(qkv: Any) -> Any:
+        parts = x.reshape(*x.shape[:-1], 8, -1)
+        y = (parts - parts.mean(-1, keepdims=True)).reshape(x.shape)
+        q, k, v = jnp.split((y @ qkv).reshape(*x.shape[:-1], 4, 120), 3, axis=-1)
+        shares = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+        read = jnp.einsum("bhqk,bkhd->bqhd", shares, v).reshape(*x.shape[:-1], -1)
+        return jnp.mean((read @ out) ** 2)
+
+    return qkv - jax.grad(loss)(qkv)
+
+
 I32 = jax.ShapeDtypeStruct((4096,), jnp.int32)
 OWN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "scanned": (scanned, (f32(4, 1024, 1024), f32(4096, 1024), f32(1024))),
@@ -112,6 +126,7 @@ OWN: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (f32(8192, 128), jax.ShapeDtypeStruct((4096, 12), jnp.int32), f32(144, 8)),
     ),
     "tied": (tied, (f32(8192, 512), f32(512, 512), I32)),
+    "windows": (windows, (f32(192, 480), f32(160, 192), f32(256, 24, 192))),
     "unaligned": (unaligned, (f32(1024, 8200), f32(4096, 1024))),
 }
 
@@ -232,7 +247,7 @@ def test_assignments_of_exact_steps_cost_as_predicted() -> None:
 
 
 @pytest.mark.parametrize("machine", ["tpu_v5e", "h100"])
-@pytest.mark.parametrize("name", ["adam", "attention", "scanned", "tied"])
+@pytest.mark.parametrize("name", ["adam", "attention", "scanned", "tied", "windows"])
 def test_peak_bytes(name: str, machine: str) -> None:
     """Exact at the program, in the model alone and added to seconds."""
     game = game_on(name, GRID, machine)

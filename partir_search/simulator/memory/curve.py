@@ -5,7 +5,7 @@ members that come to life less the number that die. Live bytes under a partition
 sum of the matrix times the local bytes of each class. The curve of a quotient has rows for the
 first and last repeats of each op only, as counts are linear in the layer in between. Short-lived
 values stay in memory on the chip, as far as they fit (`XlaTraits.vmem_lifetime_kernels`,
-`XlaTraits.vmem_value_fraction`).
+`XlaTraits.vmem_kernel_bytes`, `XlaTraits.vmem_value_fraction`).
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def live_curve(
     """
     ranges, region = buffers.ranges, buffers.region
     kernel = np.zeros(max(len(region.ops), 1) + 1, dtype=np.int64)
-    kernel[list(buffers.materialized.reads)] = 1
+    kernel[_large_kernels(buffers, machine.traits.vmem_kernel_bytes)] = 1
     kernel = np.cumsum(kernel)
     results = [x.id for x in region.results if isinstance(x, Value)]
     near = kernel[ranges.stop] - kernel[ranges.start] <= machine.traits.vmem_lifetime_kernels
@@ -218,6 +218,17 @@ def live_curve(
         values=values,
         changing=changing,
     )
+
+
+def _large_kernels(buffers: Buffers, least: int) -> list[int]:
+    """Positions of the kernels that make or read at least some bytes of one value."""
+    stored, ops = buffers.materialized, buffers.region.ops
+
+    def largest(at: int) -> int:
+        results = max((r.type.nbytes for r in ops[at].results), default=0)
+        return max(results, max((stored.nbytes.get(v, 0) for v in stored.reads[at]), default=0))
+
+    return [at for at in stored.reads if largest(at) >= least]
 
 
 def _rows(places: KeptOps, ends: Ints) -> tuple[Ints, Ints]:

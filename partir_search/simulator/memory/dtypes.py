@@ -8,6 +8,7 @@ Traits of `XlaTraits` that change the stored form of a value:
 - `fuses_one_hot_updates`: one-hot updates of zeros are recomputed, never stored.
 - `materializes_dot_operands`, `materializes_softmax`: elementwise operands of dots are stored.
 - `materializes_dilations`: operands and results of pads between elements are stored.
+- `stores_split_broadcasts`: statistics of groups are stored once per element of the group.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from partir_search.ir.rule import OpRule
 from partir_search.simulator.arrays import Bools, Floats
 from partir_search.simulator.memory.float_types import changes_width, is_float
 from partir_search.simulator.memory.softmax import DotOutputs, sums_few
+from partir_search.simulator.memory.split_broadcasts import split_broadcasts
 from partir_search.simulator.op_kinds import is_batched
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
@@ -79,6 +81,9 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
     one_hot = frozenset[int]()
     if traits.narrows_dot_operands or traits.keeps_dots_wide:
         for_dots = _set_widths(module, rules, traits, width, wide, in_one_kernel)
+    if traits.stores_split_broadcasts:
+        for v, times in split_broadcasts(module, rules, def_use(module)).items():
+            width[v] *= times
     if traits.fuses_one_hot_updates:
         updates = [op for op in module.ops if rules[op.id].one_hot]
         zeros = zero_values(module, rules) if updates else frozenset[int]()

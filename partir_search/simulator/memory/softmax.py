@@ -122,11 +122,15 @@ class DotOutputs:
                     continue
                 others = [x for _, x in user.inputs() if x.id not in found and not self._uniform(x)]
                 follows = [self._depends_on(x, dot, found) for x in others]
-                masked |= not all(follows)
+                masked |= not all(follows) and self._is_wider(user, dot)
                 scaled |= not others and self._computes_wide(user, dot)
                 if not any(follows):
                     found += [r.id for r in user.results if r.id not in found]
         return found, masked, scaled
+
+    def _is_wider(self, user: Op, dot: Op) -> bool:
+        """True for a function of scores in a wider type than the dot's result."""
+        return user.results[0].type.itemsize > dot.results[0].type.itemsize
 
     def _computes_wide(self, user: Op, dot: Op) -> bool:
         """True for arithmetic on scores that are wider than the dot's result."""

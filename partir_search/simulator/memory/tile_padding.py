@@ -1,10 +1,13 @@
 """Padding of stored values whose minor dims fill no tile of the memory (`XlaTraits.tile_lanes`).
 
 XLA:TPU stores arrays in tiles of 8 x 128 elements of the two minor dims, and mostly chooses an
-order of dims without padding (a batch innermost). Two kinds of results have fixed minor dims:
+order of dims without padding (a batch innermost), else the one that pads least
+(`memory/least_padding.py`). Three kinds of values have fixed minor dims:
 
 - of a batched dot, the dims of the two matrices, the larger one innermost;
-- of a scatter into rows, the last dims; the first reader copies them into an order without padding.
+- operands of batched dots alone (`memory/operand_dims.py`);
+- of a scatter into rows, the last dims; the first reader copies them into an order without padding,
+  as dots without batch dims copy the results of batched ones that they alone read.
 
 Slices of a dot's result and elementwise results keep the order of the dims.
 """
@@ -16,12 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.kind import Kind
 from partir_search.ir.partition import Partition
 from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.memory.least_padding import LeastPadding, least_padding
+from partir_search.simulator.memory.operand_dims import operand_dims, read_by_plain_dots
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
 
@@ -45,6 +51,7 @@ class TilePadding:
     sizes: Floats  # [2, ids]
     tiles: Floats  # [2, ids]
     lanes: int
+    least: LeastPadding
 
     def __str__(self) -> str:
         rows = [(v, ", ".join(map(str, dims))) for v, dims in self.minor.items()]
@@ -61,10 +68,18 @@ class TilePadding:
             for rows, size in zip(partition.axes, partition.mesh.sizes, strict=True):
                 split[self.dims == rows.tile_row[self.ids]] *= size
             nbytes[self.ids] *= _padding(self.sizes / split, self.tiles, self.lanes).prod(axis=0)
+        if len(self.least.ids):
+            ids, factors = self.least.factors(partition)
+            nbytes[ids] *= factors
         return nbytes
+
+    def __contains__(self, v: int) -> bool:
+        return v in self.minor or v in self.least
 
     def of_codes(self, v: int, codes: Ints, mesh_sizes: Floats) -> Floats:
         """[...] padded bytes over bytes of a value tiled by [..., axes] codes."""
+        if v in self.least:
+            return self.least.of_codes(v, codes, mesh_sizes)
         found = np.ones(codes.shape[:-1])
         for minor in self.minor[v]:
             split = np.prod(np.where(codes == minor.dim, mesh_sizes, 1.0), axis=-1)
@@ -89,6 +104,18 @@ def tile_padding(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> 
     minor: dict[int, tuple[MinorDim, ...]] = {}
     if traits.tile_lanes > 1:
         _find(module.body, rules, traits, minor, set())
+        units, uses = (traits.tile_lanes, traits.tile_sublanes), def_use(module)
+        for v in list(read_by_plain_dots(module, rules, uses, minor)):
+            del minor[v]
+        for v, minors in operand_dims(module, rules, uses).items():
+            if v not in minor:
+                rank = len(module.values[v].type.shape)  # no dim, which no tiling splits
+                minor[v] = tuple(
+                    MinorDim(dim if dim != NONE else rank, size, unit)
+                    for (dim, size), unit in zip(minors, units, strict=True)
+                )
+    made = (r for op in module.ops for r in op.results) if traits.tile_lanes > 1 else ()
+    least = least_padding(made, minor, traits.tile_sublanes, traits.tile_lanes)
     held = [(v, m) for v, m in minor.items() if module.values[v].type.nbytes]
 
     def column(name: str, number: int) -> list[int]:
@@ -104,6 +131,7 @@ def tile_padding(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> 
         sizes=sizes.astype(np.float64),
         tiles=tiles.astype(np.float64),
         lanes=traits.tile_lanes,
+        least=least,
     )
 
 

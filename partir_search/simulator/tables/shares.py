@@ -67,7 +67,7 @@ class Shares:
     def stored(self, v: int) -> tuple[Scope, Floats]:
         """Fraction of a value's bytes on one device, with padding, and the table's variables."""
         scope, share = self.value(v)
-        if v not in self._padding.minor:
+        if v not in self._padding:
             return scope, share
         return scope, share * self._padding.of_codes(v, self._codes(scope), self._sizes)
 

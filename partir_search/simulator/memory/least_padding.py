@@ -1,0 +1,130 @@
+"""Padding of stored values in the order of dims that pads least (`XlaTraits.tile_lanes`).
+
+XLA:TPU stores an array in tiles of 8 x 128 elements of two of its dims, and mostly chooses these
+dims so that least is padded: in 44 programs compiled for v5e, 80 % of the arrays that row-major
+order would pad. An array without a dim of a multiple of 128, as of images of 56 x 56 with 192
+channels and 8 in a batch, is padded in every order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Value
+from partir_search.ir.mesh import MeshShape
+from partir_search.ir.partition import Partition
+from partir_search.simulator.arrays import Bools, Floats, Ints
+
+LEAST_BYTES = 1 << 16  # of a value whose padding counts
+MAX_TILINGS = 4096  # of one shape on a mesh, that are tried to see whether the shape needs padding
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LeastPadding:
+    """Values stored in the order of dims that pads least.
+
+    Attributes:
+      ids: [N] ids of the values.
+      sizes: [D, N] sizes of the dims, 1 beyond a value's rank.
+      sublanes / lanes: elements of a tile.
+    """
+
+    ids: Ints
+    sizes: Floats
+    sublanes: int
+    lanes: int
+
+    @functools.cached_property
+    def _number(self) -> dict[int, int]:
+        return {v: n for n, v in enumerate(self.ids.tolist())}
+
+    @functools.cached_property
+    def _of_mesh(self) -> dict[tuple[int, ...], Ints]:
+        return {}
+
+    def __contains__(self, v: int) -> bool:
+        return v in self._number
+
+    def factors(self, partition: Partition) -> tuple[Ints, Floats]:
+        """Ids of the values that may be padded on the partition's mesh, and padded over local
+        bytes of each.
+        """
+        at = self._padded_on(partition.mesh)
+        ids, local = self.ids[at], self.sizes[:, at]
+        dims = np.arange(len(local))[:, None]
+        for rows, size in zip(partition.axes, partition.mesh.sizes, strict=True):
+            local = np.where(rows.tile_row[ids] == dims, local / size, local)
+        return ids, self._least(local)
+
+    def of_codes(self, v: int, codes: Ints, mesh_sizes: Floats) -> Floats:
+        """[...] padded bytes over bytes of a value tiled by [..., axes] codes."""
+        local = [
+            size / np.prod(np.where(codes == dim, mesh_sizes, 1.0), axis=-1)
+            for dim, size in enumerate(self.sizes[:, self._number[v]].tolist())
+        ]
+        return self._least(np.array(local))
+
+    def _padded_on(self, mesh: MeshShape) -> Ints:
+        """[.] positions of the values with a tiling on the mesh that needs padding."""
+        found = self._of_mesh.get(mesh.sizes)
+        if found is None:
+            shapes, which = np.unique(self.sizes, axis=1, return_inverse=True)
+            needs = np.array([self._needs(shape, mesh.sizes) for shape in shapes.T], dtype=np.bool_)
+            found = self._of_mesh[mesh.sizes] = np.flatnonzero(needs[which.reshape(-1)])
+        return found
+
+    def _needs(self, shape: Floats, mesh: Sequence[int]) -> bool:
+        """True if one of the tilings of a shape on a mesh needs padding."""
+        if (1 + len(shape)) ** len(mesh) > MAX_TILINGS:
+            return True
+        tilings = np.array(list(itertools.product(range(-1, len(shape)), repeat=len(mesh))))
+        sizes = np.array(mesh, dtype=np.float64)
+        local = np.array(
+            [
+                size / np.prod(np.where(tilings == dim, sizes, 1.0), axis=1)
+                for dim, size in enumerate(shape.tolist())
+            ]
+        )
+        whole: Bools = (local == np.floor(local)).all(axis=0)
+        return bool((self._least(local[:, whole]) > 1.0).any())
+
+    def _least(self, local: Floats) -> Floats:
+        """[...] least padded over local elements of all orders, given [D, ...] local sizes."""
+        across = np.ceil(local / self.lanes) * self.lanes / local
+        few = 2.0 ** np.ceil(np.log2(np.maximum(local, 1.0)))
+        tile = np.minimum(self.sublanes, few)
+        along = np.ceil(local / tile) * tile / local
+        dims = range(len(local))
+        found: Floats = np.min(
+            [across[i] * np.min(np.delete(along, i, axis=0), axis=0) for i in dims], axis=0
+        )
+        return found
+
+
+def least_padding(
+    values: Iterable[Value], known: Iterable[int], sublanes: int, lanes: int
+) -> LeastPadding:
+    """Padding of values; those with known minor dims are left out."""
+    left_out = set(known)
+    held = [
+        v
+        for v in values
+        if v.id not in left_out and v.type.nbytes >= LEAST_BYTES and _matrix(v.type.shape)
+    ]
+    rank = max((len(v.type.shape) for v in held), default=2)
+    sizes = [(*v.type.shape, *[1] * (rank - len(v.type.shape))) for v in held]
+    return LeastPadding(
+        ids=np.array([v.id for v in held], dtype=np.int64),
+        sizes=np.array(sizes, dtype=np.float64).reshape(len(held), rank).T,
+        sublanes=sublanes,
+        lanes=lanes,
+    )
+
+
+def _matrix(shape: Sequence[int]) -> bool:
+    return sum(size > 1 for size in shape) > 1
