@@ -106,17 +106,16 @@ def model_program(
         module, rules, analysis.dtypes.for_dots, analysis.off_critical_path, class_of
     )
     width = analysis.dtypes.width
+    regions, live = summarize_regions(buffers, machine), buffers.ranges.value
     memory = MemoryModel(
         nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
         width=width,
         curve=live_curve(buffers, machine),
-        casts=fuse_weight_casts(
-            analysis.weight_casts, buffers.ranges.value, class_of, len(module.values)
-        ),
-        regions=summarize_regions(buffers, machine),
+        casts=fuse_weight_casts(analysis.weight_casts, live, class_of, len(module.values)),
+        regions=regions,
         argument_counts=_with_constants(counts, module),
-        live_values=buffers.ranges.value,
-        padding=tile_padding(module, rules, machine.traits),
+        live_values=live,
+        padding=tile_padding(module, rules, machine.traits, [live, *regions.stored]),
         read_until=(),
     )
     memory = _with_reads(memory, facts)
@@ -148,15 +147,17 @@ def model_fold(
     facts = program_facts(module, rules, for_dots, analysis.off_critical_path, class_of)
     inner = {op: [inside for inside, _ in regions] for op, regions in closed.items()}
     live = class_of[buffers.ranges.value]
+    live = live[live >= 0]
+    regions = summarize_folded_regions(buffers, folded, rules, inner, machine)
     memory = MemoryModel(
         nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
         width=width,
         curve=live_curve(buffers, machine, folded),
         casts=fuse_weight_casts(analysis.weight_casts, buffers.ranges.value, class_of, n),
-        regions=summarize_folded_regions(buffers, folded, rules, inner, machine),
+        regions=regions,
         argument_counts=_with_constants(counts, module),
-        live_values=live[live >= 0],
-        padding=tile_padding(module, rules, traits),
+        live_values=live,
+        padding=tile_padding(module, rules, traits, [live, *regions.stored]),
         read_until=(),
     )
     memory = _with_reads(memory, facts)

@@ -44,7 +44,7 @@ class LeastPadding:
         return {v: n for n, v in enumerate(self.ids.tolist())}
 
     @functools.cached_property
-    def _of_mesh(self) -> dict[tuple[int, ...], Ints]:
+    def _of_mesh(self) -> dict[tuple[int, ...], tuple[Ints, Floats]]:
         return {}
 
     def __contains__(self, v: int) -> bool:
@@ -54,11 +54,14 @@ class LeastPadding:
         """Ids of the values that may be padded on the partition's mesh, and padded over local
         bytes of each.
         """
-        at = self._padded_on(partition.mesh)
-        ids, local = self.ids[at], self.sizes[:, at]
-        dims = np.arange(len(local))[:, None]
+        ids, local = self._padded_on(partition.mesh)
+        if not len(ids):
+            return ids, np.ones(0)
+        local, columns = local.copy(), np.arange(len(ids))
         for rows, size in zip(partition.axes, partition.mesh.sizes, strict=True):
-            local = np.where(rows.tile_row[ids] == dims, local / size, local)
+            tiles = rows.tile_row[ids]
+            tiled = tiles >= 0
+            local[tiles[tiled], columns[tiled]] /= size
         return ids, self._least(local)
 
     def of_codes(self, v: int, codes: Ints, mesh_sizes: Floats) -> Floats:
@@ -69,13 +72,14 @@ class LeastPadding:
         ]
         return self._least(np.array(local))
 
-    def _padded_on(self, mesh: MeshShape) -> Ints:
-        """[.] positions of the values with a tiling on the mesh that needs padding."""
+    def _padded_on(self, mesh: MeshShape) -> tuple[Ints, Floats]:
+        """Ids and sizes of the values with a tiling on the mesh that needs padding."""
         found = self._of_mesh.get(mesh.sizes)
         if found is None:
             shapes, which = np.unique(self.sizes, axis=1, return_inverse=True)
             needs = np.array([self._needs(shape, mesh.sizes) for shape in shapes.T], dtype=np.bool_)
-            found = self._of_mesh[mesh.sizes] = np.flatnonzero(needs[which.reshape(-1)])
+            at = np.flatnonzero(needs[which.reshape(-1)])
+            found = self._of_mesh[mesh.sizes] = self.ids[at], self.sizes[:, at]
         return found
 
     def _needs(self, shape: Floats, mesh: Sequence[int]) -> bool:
@@ -99,23 +103,15 @@ class LeastPadding:
         few = 2.0 ** np.ceil(np.log2(np.maximum(local, 1.0)))
         tile = np.minimum(self.sublanes, few)
         along = np.ceil(local / tile) * tile / local
-        dims = range(len(local))
-        found: Floats = np.min(
-            [across[i] * np.min(np.delete(along, i, axis=0), axis=0) for i in dims], axis=0
-        )
+        least, second = np.partition(along, 1, axis=0)[:2]
+        others = np.where(along > least, least, second)  # least of the further dims
+        found: Floats = np.min(across * others, axis=0)
         return found
 
 
-def least_padding(
-    values: Iterable[Value], known: Iterable[int], sublanes: int, lanes: int
-) -> LeastPadding:
-    """Padding of values; those with known minor dims are left out."""
-    left_out = set(known)
-    held = [
-        v
-        for v in values
-        if v.id not in left_out and v.type.nbytes >= LEAST_BYTES and _matrix(v.type.shape)
-    ]
+def least_padding(values: Iterable[Value], sublanes: int, lanes: int) -> LeastPadding:
+    """Padding of values; small ones and vectors have none."""
+    held = [v for v in values if v.type.nbytes >= LEAST_BYTES and _is_matrix(v.type.shape)]
     rank = max((len(v.type.shape) for v in held), default=2)
     sizes = [(*v.type.shape, *[1] * (rank - len(v.type.shape))) for v in held]
     return LeastPadding(
@@ -126,5 +122,5 @@ def least_padding(
     )
 
 
-def _matrix(shape: Sequence[int]) -> bool:
+def _is_matrix(shape: Sequence[int]) -> bool:
     return sum(size > 1 for size in shape) > 1

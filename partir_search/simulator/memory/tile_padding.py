@@ -15,7 +15,7 @@ Slices of a dot's result and elementwise results keep the order of the dims.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -95,11 +95,14 @@ def _padding(local: Floats, tiles: Floats | np.float64, lanes: int) -> Floats:
     return found
 
 
-def tile_padding(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> TilePadding:
-    """Values of a module with minor dims of their own.
+def tile_padding(
+    module: Module, rules: Sequence[OpRule], traits: XlaTraits, stored: Iterable[Ints]
+) -> TilePadding:
+    """Padding of a module's values.
 
     Args:
       rules: per op id.
+      stored: ids of stored values; the padding of all others is that of known minor dims alone.
     """
     minor: dict[int, tuple[MinorDim, ...]] = {}
     if traits.tile_lanes > 1:
@@ -114,8 +117,9 @@ def tile_padding(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> 
                     MinorDim(dim if dim != NONE else rank, size, unit)
                     for (dim, size), unit in zip(minors, units, strict=True)
                 )
-    made = (r for op in module.ops for r in op.results) if traits.tile_lanes > 1 else ()
-    least = least_padding(made, minor, traits.tile_sublanes, traits.tile_lanes)
+    of_order = np.unique(np.concatenate(list(stored))) if traits.tile_lanes > 1 else ()
+    values = (module.values[v] for v in of_order if v not in minor)
+    least = least_padding(values, traits.tile_sublanes, traits.tile_lanes)
     held = [(v, m) for v, m in minor.items() if module.values[v].type.nbytes]
 
     def column(name: str, number: int) -> list[int]:
