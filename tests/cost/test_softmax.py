@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from partir_search.simulator.memory.dtypes import assign_dtypes
 from tests.cost.test_passes import VECTORS, seconds
-from tests.support import TPU_TRAITS
+from tests.support import TPU_TRAITS, module_of, state_of
 
 TPU = dataclasses.replace(VECTORS, traits=TPU_TRAITS)
 BATCH, LENGTH = 4, 512
@@ -117,3 +118,18 @@ def test_a_softmax_in_narrow_numbers_is_not_stored() -> None:
     stores = TPU.with_traits(materializes_softmax=True)
     assert per_score(narrow_masked, 16, stores) == pytest.approx(per_score(narrow_masked, 16))
     assert per_score(masked, 16, stores) > per_score(masked, 16) + 4
+
+
+@pytest.mark.parametrize(("form", "width"), [(plain, 1.0), (narrow_masked, 1.0), (masked, 2.0)])
+def test_scores_masked_in_16_bits_are_stored_in_16_bits(form: Any, width: float) -> None:
+    """As CLIP's, bf16[128,8,76,76]; scores masked after they are widened are stored in f32."""
+
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        weights = jax.nn.softmax(form(query, key).astype(jnp.float32)).astype(value.dtype)
+        return jnp.einsum("bqk,bkd->bqd", weights, value)
+
+    partition = state_of(module_of(attend, *[heads(64)] * 3)).partition()
+    module = partition.module
+    found = assign_dtypes(module, partition.rules, TPU_TRAITS)
+    dot = next(op for op in module.ops if partition.rules[op.id].contracts)
+    assert found.width[dot.results[0].id] == width

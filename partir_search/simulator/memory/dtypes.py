@@ -5,7 +5,8 @@ Traits of `XlaTraits` that change the stored form of a value:
 - `f32_dot_operand_bytes`: f32 values read by dots alone are stored and gathered in bf16.
 - `keeps_dots_wide`: bf16 results of dots are stored in f32 if each use widens the result again
   (`simulator/memory/softmax.py`).
-- `fuses_one_hot_updates`: one-hot updates of zeros are recomputed, never stored.
+- `fuses_one_hot_updates`, `multiplies_outer_products`: one-hot updates of zeros, and dots that sum
+  nothing, are recomputed, never stored.
 - `materializes_dot_operands`, `materializes_softmax`: elementwise operands of dots are stored.
 - `materializes_dilations`: operands and results of pads between elements are stored.
 - `stores_split_broadcasts`: statistics of groups are stored once per element of the group.
@@ -41,7 +42,8 @@ class Dtypes:
       width: [values] stored bytes as a multiple of the type's; 1 for arguments.
       changed: widths other than 1, by value id.
       for_dots: [values] True for an f32 value read by dots alone.
-      one_hot: ids of recomputed ops that are not elementwise: one-hot updates of zeros.
+      one_hot: ids of recomputed ops that are not elementwise: one-hot updates of zeros, outer
+        products.
       materialized: ids of elementwise values stored for dots.
       wide_forward: ids of values with a second copy of twice the width in the forward pass.
       softmax_in_one_kernel: by id of a dot's result, True if the dot's kernel computes the softmax
@@ -88,6 +90,8 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
         updates = [op for op in module.ops if rules[op.id].one_hot]
         zeros = zero_values(module, rules) if updates else frozenset[int]()
         one_hot = frozenset(op.id for op in updates if is_zero(op.operands[0], zeros))
+    if traits.multiplies_outer_products:
+        one_hot |= _fused_outer_products(module, rules)
     materialized = frozenset[int]()
     if traits.materializes_softmax:
         materialized |= _softmax_weights(module, rules)
@@ -175,6 +179,23 @@ def _softmax_weights(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
         if scores and is_float(op.results[0].type, 2):
             found.update(outputs.softmax_weights(op))
     return frozenset(found)
+
+
+def _fused_outer_products(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
+    """Ids of dots without summed dims, products element by element, that no dot reads."""
+
+    def sums_nothing(rule: OpRule) -> bool:
+        if rule.role is not Role.DOT or len(rule.operands) != 2:
+            return False
+        return not (set(rule.operands[0]) & set(rule.operands[1])) - set(rule.results[0])
+
+    found = [op for op in module.ops if sums_nothing(rules[op.id])]
+    users = def_use(module).users if found else ()
+    return frozenset(
+        op.id
+        for op in found
+        if not any(rules[u.id].contracts for r in op.results for u in users[r.id])
+    )
 
 
 def _dilations(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:

@@ -1,9 +1,9 @@
 """Padding of stored values in the order of dims that pads least (`XlaTraits.tile_lanes`).
 
 XLA:TPU stores an array in tiles of 8 x 128 elements of two of its dims, and mostly chooses these
-dims so that least is padded: in 44 programs compiled for v5e, 80 % of the arrays that row-major
-order would pad. An array without a dim of a multiple of 128, as of images of 56 x 56 with 192
-channels and 8 in a batch, is padded in every order.
+dims so that least is padded: 69 % of 2,731 results of kernels, in 82 programs compiled for v5e, that
+row-major order would pad more. An array without a dim of a multiple of 128, as of images of 56 x 56
+with 192 channels and 8 in a batch, is padded in every order.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A dot result that is widened for a softmax, the *scores*, is stored in one of these forms:
 
-- Scores as computed, or scaled in 16 bits: in 16 bits, as the program says. The backward pass
-  recomputes the exponentials.
-- Scores combined with a mask or a bias, or scaled after they are widened: the exponentials are
+- Scores as computed, or scaled or masked in 16 bits: in 16 bits, as the program says. The backward
+  pass recomputes the exponentials.
+- Scores combined with a mask or a bias, or scaled, after they are widened: the exponentials are
   stored in their place, in f32.
 - Scores of which elements are gathered (the logits of labels): in 16 bits, and in f32 until the
   last use of the forward pass.
@@ -112,7 +112,8 @@ class DotOutputs:
         Returns:
           Ids of the dot's results and of their elementwise functions in the forward pass, up to the
           first op that combines the scores with a reduction of the scores.
-          True if the scores are combined with a value independent of the dot: a mask or a bias.
+          True if the scores, once wider, are combined with a value independent of the dot: a mask
+            or a bias.
           True if the scores are scaled, or computed with otherwise, after they are widened.
         """
         found, masked, scaled = [r.id for r in dot.results], False, False

@@ -1,0 +1,42 @@
+"""Values in memory on the chip: which kernels count as their life."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from partir_search.simulator.target.machine import MACHINES
+from tests.support import cost_of, module_of, state_of
+
+LARGE = 1024 * 4096 * 4  # bytes of a value that fits
+
+
+def peak(fn: Any, least: int) -> float:
+    args = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1024, 512), (512, 4096)))
+    machine = MACHINES["tpu_v5e"].with_traits(vmem_kernel_bytes=least)
+    cost = cost_of(state_of(module_of(fn, *args)), machine)
+    return cost.peak_bytes - cost.argument_bytes
+
+
+def over(count: int, size: int) -> Any:
+    """A product that is read again after a number of kernels of some rows."""
+
+    def fn(x: Any, w: Any) -> Any:
+        product = x @ w
+        rows = product[:size]
+        for _ in range(count):
+            rows = jnp.cumsum(rows, axis=0)
+        return rows.sum(), (product * product).sum()
+
+    return fn
+
+
+def test_small_kernels_do_not_end_a_life() -> None:
+    assert peak(over(8, 8), 1) > LARGE
+    assert peak(over(8, 8), 1 << 22) < LARGE
+
+
+def test_large_kernels_do() -> None:
+    assert peak(over(8, 512), 1 << 22) > LARGE
