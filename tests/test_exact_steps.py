@@ -201,13 +201,21 @@ def test_a_plan_of_exact_steps_runs(mesh: Mesh) -> None:
         np.testing.assert_allclose(got[name], w, rtol=1e-4, atol=1e-5)
 
 
-def test_rings_start_from_exact_steps() -> None:
-    """A mesh with diagonals has the assignments of the mesh without: rings never cost more."""
+@pytest.mark.parametrize("loop", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_rings_never_cost_more(loop: bool) -> None:
+    """A mesh with diagonals has the assignments of the mesh without, and, where a loop accumulates
+    sums, the answers of a search there.
+    """
     entry, mesh = MODELS["t5-tiny"], AbstractMesh((2, 2, 2), ("node", "r", "c"))
     plain, rings = (
-        ps.auto_partition(mesh, machine="tpu_v5e", rings=some, episodes=300, progress=False)(
-            entry.step
-        ).plan(*entry.abstract_args(32))
+        ps.auto_partition(
+            mesh,
+            machine="tpu_v5e",
+            rings=some,
+            microbatches=4 if loop else 1,
+            episodes=300,
+            progress=False,
+        )(entry.step).plan(*entry.abstract_args(32))
         for some in (False, True)
     )
     assert rings.cost.seconds <= plain.cost.seconds

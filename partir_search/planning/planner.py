@@ -24,11 +24,11 @@ from partir_search.plan.evaluation import Evaluated
 from partir_search.plan.planned import Planned, SearchReport
 from partir_search.plan.search_space import SearchSpace
 from partir_search.plan.serialization import fingerprint
+from partir_search.planning.answers_in_space import answers_in_space
 from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
 from partir_search.planning.exact_answer import ExactAnswer, exact_moves
-from partir_search.planning.exact_in_space import exact_in_space
 from partir_search.planning.fold_limits import choose_within
 from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.front.visited import visited_states
@@ -255,7 +255,9 @@ class Planner:
             named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
             wanted = 0 if journal.completes else episodes
             if self.mesh.diagonals:  # rings are not pairwise
-                exact = exact_in_space(self, names, before, tactic.exclude, wanted)
+                exact, kept[:0] = answers_in_space(
+                    self, names, before, tactic.exclude, wanted, seed, progress
+                )
             else:
                 exact = exact_moves(game, [*known, *named], EXACT_STARTS, wanted)
         with self._clock.timed("search"):

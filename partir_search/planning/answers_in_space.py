@@ -1,11 +1,13 @@
-"""Exact steps on a mesh with diagonals, for plans without rings."""
+"""Answers without rings for a search on a mesh with diagonals."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from partir_search.mcts.game import Move, Record
+from partir_search.mcts.search import search
 from partir_search.planning.exact_answer import ExactAnswer, exact_moves
 from partir_search.propagation.actions import Action
 from partir_search.strategies.catalogue import named_strategies
@@ -13,17 +15,19 @@ from partir_search.strategies.catalogue import named_strategies
 if TYPE_CHECKING:
     from partir_search.planning.planner import Planner
 
-COUNT = 2  # assignments from which the search starts
+COUNT = 2  # answers from which the search starts
 
 
-def exact_in_space(
+def answers_in_space(
     planner: Planner,
     names: Sequence[str],
     before: Sequence[Action],
     exclude: Sequence[str],
     episodes: int,
-) -> ExactAnswer:
-    """The best assignments along the axes of devices, whose costs are pairwise.
+    seed: int,
+    progress: Callable[[Record], None] | None,
+) -> tuple[ExactAnswer, Sequence[tuple[Move, ...]]]:
+    """The best answers along the axes of devices, from which a search with diagonals starts.
 
     Diagonals come last among the axes, so the moves are legal on the mesh with diagonals. The
     search keeps all its episodes, and has no bound, as rings may be faster.
@@ -33,19 +37,24 @@ def exact_in_space(
       names: axes and diagonals of the search.
       before: actions applied before the search.
       exclude: globs of arguments excluded from moves.
-      episodes: of the search.
+      episodes / seed / progress: of the search.
 
     Returns:
-      Nothing where `before` tiles a diagonal, or axes are split into other sub-axes without one.
+      Assignments by exact steps, and moves of the answers of a search where there are none. Nothing
+      at all where `before` tiles a diagonal, or axes are split into other sub-axes without one.
     """
     mesh = planner.mesh
     diagonal = set(mesh.diagonal_names)
     plain = planner.on_mesh(mesh.user)
     tiled = diagonal & {action.axis for action in before}
     if tiled or mesh.time_axes or plain.mesh.names != mesh.device_names:
-        return ExactAnswer()
+        return ExactAnswer(), ()
     left = [name for name in names if name not in diagonal]
     _, game = plain.game(left, before, exclude)
     known = named_strategies(plain.mesh, left, game.targets, stages=planner.stage_axes)
     found = exact_moves(game, known, COUNT, episodes)
-    return dataclasses.replace(found, bound=None, settled=False)
+    if found.moves or not episodes:
+        return dataclasses.replace(found, bound=None, settled=False), ()
+    starts = [moves for _, moves in known]
+    result = search(game, episodes=episodes, seed=seed, starts=starts, progress=progress)
+    return found, [elite.path for elite in result.elites[:COUNT]]
