@@ -152,7 +152,7 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
         costs = model.unary[u].copy()
         for own, table in tables[i]:  # its own label comes first
             costs += table[(slice(None), *(labels[v] for v in own[1:]))]
-        labels[u] = costs.argmin()
+        labels[u] = np.argmin(costs)
     return Labelling(energy, labels)
 
 
@@ -175,7 +175,7 @@ def _least(model: PairwiseModel, u: int, scope: Sequence[int], tables: Sequence[
             for v in own:
                 shape[place[v]] = model.sizes[v]
             total += table.reshape(shape)
-    least: Floats = np.minimum.reduce(total, axis=0)
+    least: Floats = total.min(axis=0)
     return least
 
 

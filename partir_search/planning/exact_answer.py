@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from partir_search.exact.pairwise import Ints
 from partir_search.mcts.game import Move, Score, play, rewind
 from partir_search.mcts.goals import Scorer
@@ -18,7 +20,7 @@ from partir_search.simulator.tables.bound import Bound
 EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
 STARTS = 3  # most strategies from which exact steps start
 LABELS_OF_STARTS = 90_000  # of the tables, times the starts
-TRIALS = 5  # further strategies from which exact steps take one turn along each axis
+TRIALS = 6  # further strategies from which exact steps take one turn along each axis
 FAR = 0.03  # of a bound, above which an assignment leaves these to be tried
 FITTED = 2  # assignments over the limits that are fitted
 OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
@@ -119,10 +121,8 @@ def exact_moves(
                 break
     else:
         bound = _bounded(steps, found, bound)
-        near = bound is not None and _proven(bound, found, FAR)
-        # Where products hide collectives, tables hold near an assignment only: the start decides.
-        if game.model.machine.traits.defers_weight_gradients and afforded > 1 and not near:
-            rest = [scored[score] for score in others[started - 1 :][:TRIALS]]
+        if bound is None or not _proven(bound, found, FAR):
+            rest = _unlike([scored[score] for score in (first, *others)], started)
             for best, name in _tried(steps, rest):
                 found.setdefault(best.labels.tobytes(), (best, name))
     ranked = _fitted(steps, [*found.values()])
@@ -132,6 +132,22 @@ def exact_moves(
     settled = best.score.excess > OUT_OF_REACH or (best.score.excess == 0.0 and cheap)
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
     return ExactAnswer(paths, settled, bound.seconds if bound else None, steps, known, ranked)
+
+
+def _unlike(starts: Sequence[tuple[str, Ints]], used: int) -> list[tuple[str, Ints]]:
+    """At most `TRIALS` strategies, each with the most labels unlike all before it.
+
+    Args:
+      starts: names and labels of strategies.
+      used: number of the first strategies from which exact steps have started.
+    """
+    labels, found = np.array([each for _, each in starts]), list[tuple[str, Ints]]()
+    unlike = np.min([(labels != each).sum(axis=1) for each in labels[:used]], axis=0)
+    while len(found) < TRIALS and unlike.any():
+        farthest = int(np.argmax(unlike))
+        found.append(starts[farthest])
+        unlike = np.minimum(unlike, (labels != labels[farthest]).sum(axis=1))
+    return found
 
 
 def _tried(steps: FittedSteps, starts: Sequence[tuple[str, Ints]]) -> list[Named]:
