@@ -27,7 +27,6 @@ from experiments import planning_flags
 from experiments.cases import Program, program
 from experiments.exact_switch import exact_steps
 from models.catalog import MODELS
-from partir_search.mcts.goals import Goal
 
 DEMANDED = (
     "transformer-1b:64:8x8:tpu_v5e",
@@ -70,7 +69,7 @@ class Case:
 
     def plan(self, seed: int) -> ps.Plan:
         """The plan found from a seed."""
-        goals: list[Goal[ps.Cost]] | None = None
+        goals: Any = None
         if self.limit is not None:
             goals = [ps.Fit(self.limit), ps.Fastest()]
         step = ps.auto_partition(

@@ -10,6 +10,7 @@ INSIDERS = (
     *("search_ablation.py", "search_quality.py", "small_programs.py"),
     *("confirm.py", "hand_written.py", "matrix_optimizers.py", "truth.py"),  # by the judge
     *("cost_tables.py", "exact_steps_judged.py", "pipelines.py", "random_states.py"),
+    "exact_switch.py",
     *("measured_truth.py", "profile.py"),  # by segments
     "kernels.py",  # of HLO texts
     *("checks.py", "compiled.py"),  # of the corpus

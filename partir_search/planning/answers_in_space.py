@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.game import Move, Record
 from partir_search.mcts.search import search
 from partir_search.planning.exact_answer import ExactAnswer, exact_moves
+from partir_search.planning.game import PlanningGame
 from partir_search.propagation.actions import Action
 from partir_search.strategies.catalogue import named_strategies
-
-if TYPE_CHECKING:
-    from partir_search.planning.planner import Planner
 
 COUNT = 2  # answers from which the search starts
 
 
+class MeshPlanner(Protocol):
+    """Planner of one program on any mesh (`Planner`)."""
+
+    mesh: MeshShape
+    stage_axes: Sequence[str]
+
+    def on_mesh(self, mesh: MeshShape) -> MeshPlanner:
+        """Planner of the program on another mesh."""
+
+    def game(
+        self, axes: Sequence[str], before: Sequence[Action] = (), exclude: Sequence[str] = ()
+    ) -> tuple[object, PlanningGame]:
+        """Game for a search over `axes`, behind the fold."""
+
+
 def answers_in_space(
-    planner: Planner,
+    planner: MeshPlanner,
     names: Sequence[str],
     before: Sequence[Action],
     exclude: Sequence[str],
@@ -27,10 +41,10 @@ def answers_in_space(
     seed: int,
     progress: Callable[[Record], None] | None,
 ) -> tuple[ExactAnswer, Sequence[tuple[Move, ...]]]:
-    """The best answers along the axes of devices, from which a search with diagonals starts.
+    """The best answers along the axes of devices, as starts of a search with diagonals.
 
-    Diagonals come last among the axes, so the moves are legal on the mesh with diagonals. The
-    search keeps all its episodes, and has no bound, as rings may be faster.
+    Diagonals come last among the axes: the moves are legal on the mesh with diagonals. The search
+    keeps all episodes, and has no bound, as rings may be faster.
 
     Args:
       planner: of the mesh with diagonals.
@@ -40,8 +54,8 @@ def answers_in_space(
       episodes / seed / progress: of the search.
 
     Returns:
-      Assignments by exact steps, and moves of the answers of a search where there are none. Nothing
-      at all where `before` tiles a diagonal, or axes are split into other sub-axes without one.
+      Assignments by exact steps; without any, moves of the answers of a search. Nothing at all if
+      `before` tiles a diagonal, or sub-axes differ without diagonals.
     """
     mesh = planner.mesh
     diagonal = set(mesh.diagonal_names)

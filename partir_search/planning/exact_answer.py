@@ -80,8 +80,8 @@ def exact_moves(
     """The best assignments by exact steps, and a lower bound of all.
 
     The assignment of least energy under the bound is a further start: near the optimum if the bound
-    is tight, and far from all known strategies. If it takes the seconds of the bound, no further
-    strategy is a start.
+    is tight, and far from all known strategies. With the seconds of the bound, the first
+    answer ends the starts.
 
     Args:
       game: in its first state.
@@ -135,11 +135,11 @@ def exact_moves(
 
 
 def _unlike(starts: Sequence[tuple[str, Ints]], used: int) -> list[tuple[str, Ints]]:
-    """At most `TRIALS` strategies, each with the most labels unlike all before it.
+    """At most `TRIALS` strategies, each with the most labels unlike all strategies before.
 
     Args:
       starts: names and labels of strategies.
-      used: number of the first strategies from which exact steps have started.
+      used: number of the first strategies with exact steps already.
     """
     labels, found = np.array([each for _, each in starts]), list[tuple[str, Ints]]()
     unlike = np.min([(labels != each).sum(axis=1) for each in labels[:used]], axis=0)
@@ -165,11 +165,11 @@ def _bounded(
     known: Bound | None,
     promising: float = math.inf,
 ) -> Bound | None:
-    """Bound of all assignments; adds that of least energy, improved, to those found.
+    """Bound of all assignments; adds the assignment of least energy, improved, to `found`.
 
     Args:
       known: an earlier bound, kept unless assignments of fewer seconds have been found since.
-      promising: relative distance from the assignments found, beyond which the bound is left
+      promising: relative distance from the assignments found; a farther bound is left
         unfinished.
     """
     bound = steps.bound([best for best, _ in found.values()], known, promising)

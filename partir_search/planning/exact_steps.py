@@ -127,8 +127,7 @@ class ExactSteps:
     def realised(self, labels: Ints) -> Ints:
         """Labels of the partition of an assignment.
 
-        They differ from the assignment's where sums meet in an op without a loop: the partition
-        passes such sums on.
+        Unlike the assignment's if sums meet in an op without a loop: the partition passes sums on.
         """
         found = self._realised.get(labels.tobytes())
         if found is None:
@@ -173,8 +172,8 @@ class ExactSteps:
 
         Args:
           found: some assignments.
-          known: an earlier bound; the result if finished at seconds as few as those of `found`.
-          promising: ends once a bound is known to be farther from these seconds, relative.
+          known: an earlier bound; the result if finished at the fewest seconds of `found`.
+          promising: ends once a bound is known to be farther from the fewest seconds, relative.
 
         Returns:
           The bound; None if seconds are no goal, or the tables are too large.

@@ -57,8 +57,8 @@ class Stack:
       carry: bytes passed from layer to layer.
       dtype: of the products.
       stacks: number of stacks of layers, each cut into as many stages.
-      weights: operations of the backward pass that may be deferred; 0 if none may.
-      waiting: bytes of what deferred operations read of the others, of all layers.
+      weights: operations of the backward pass to defer; 0 if none may be.
+      waiting: bytes read by deferred operations, made by undeferred ones, of all layers.
     """
 
     layers: int
@@ -126,7 +126,7 @@ def stack_of(module: Module) -> Stack | None:
 
 
 def _deferred(backward: Sequence[Layers], rules: RuleTable) -> tuple[float, float]:
-    """Operations of gradients of weights that may be deferred, and bytes that wait for them."""
+    """Operations of deferrable gradients of weights, and bytes waiting for the operations."""
     if len(backward) > 1:
         return 0.0, 0.0
     try:

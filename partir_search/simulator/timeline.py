@@ -124,16 +124,20 @@ def timeline(
 
 
 def _live(model: CostModel, nbytes: np.ndarray, live: np.ndarray, most: int) -> tuple[Live, ...]:
-    """Values live at the peak, largest first."""
+    """Values in main memory at the peak, largest first."""
     ranges, module = model.analysis.buffers.ranges, model.module
     if not len(live):
         return ()
-    peak = model.memory.curve.position[int(np.argmax(live))]
+    row = int(np.argmax(live))
+    peak = model.memory.curve.position[row]
+    weights = model.memory.curve.row_weights(row, nbytes)[0]
     live_at_peak = np.flatnonzero((ranges.start <= peak) & (ranges.stop >= peak))
     makers = def_use(module).makers
     found = []
     for i in live_at_peak.tolist():
         value = module.values[int(ranges.value[i])]
+        if not weights[value.id]:  # on the chip
+            continue
         size = float(nbytes[value.id] * ranges.weight[i])
         maker = makers[value.id]
         source = maker.source if maker else ""

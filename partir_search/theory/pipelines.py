@@ -151,8 +151,8 @@ def pipeline_bytes(schedule: PipelineSchedule, stage: StageBytes) -> float:
 
     Lecture, "The pipeline approach": a shard of the model and the checkpoints of the whole batch.
     In lockstep `1f1b` min(k, p + (p - 1) / v) microbatches are kept. Device p - 1 begins with B
-    and has the fewest activations, and the most of what waits for W, min(k, p / v) microbatches;
-    arrays of all devices are as large as those of the fullest.
+    and has the fewest activations, and the most values waiting for W, min(k, p / v) microbatches;
+    arrays of all devices are as large as on the fullest.
     """
     kept = schedule.in_flight() / schedule.chunks * stage.kept
     kept += schedule.waiting() / schedule.chunks * stage.waiting

@@ -116,7 +116,7 @@ class Lockstep:
         }
 
     def _nothing_deferred(self) -> list[Any]:
-        """Empty slots of what waits between B and W; [] if W is not split off."""
+        """Empty slots for values between B and W; [] if W is not split off."""
         if self._split is None or self.table.cotangents is None:
             return []
         length = -(-self.parts.backward.count // (self._stages * self._chunks))
@@ -165,7 +165,7 @@ class Lockstep:
         return [i for i, t in totals if (t.part in made if t.stack is None else t.stack in stacks)]
 
     def _stacks_by_kind(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Positions of the backward stacks that B and W compute."""
+        """Positions of the backward stacks of B and of W."""
         if self._split is None:
             return range(len(self.parts.backward.stacks)), ()
         return self._split.early, self._split.late

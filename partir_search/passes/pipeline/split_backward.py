@@ -1,10 +1,10 @@
 """Backward layers split in two scans: gradients of operands, and gradients of weights.
 
 A stage needs the gradients of a layer's operands at once, for the stage before; products of
-gradients that only weights need may wait. The scan over backward layers is parted by dependence:
-what the carry needs, and gradients without a product of their own (scales, biases), stay; the
-products behind all other gradients are deferred. Values read by deferred products wait in slots:
-a minimum cut takes those of the fewest bytes, and deferred layers repeat elementwise ops and moves.
+gradients of weights alone may wait. The scan over backward layers is parted by dependence: ops of
+the carry, and gradients without a product of their own (scales, biases), stay; the products behind
+further gradients are deferred. Values read by deferred products wait in slots: a minimum cut takes
+the fewest bytes, and deferred layers repeat elementwise ops and moves.
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), on the ops of any layer.
 """
@@ -28,11 +28,11 @@ class SplitBackward:
     """Backward layers in two scans.
 
     Attributes:
-      operands: results are the carry, the stacks of `early`, and what waits for `weights`.
-      weights: no carry; stacked operands are those of the backward scan, then what waits. Results
+      operands: results are the carry, the stacks of `early`, and the values of `kept`.
+      weights: no carry; stacked operands of the backward scan, then the values of `kept`. Results
         are the stacks of `late`.
       early / late: positions among the stacks of the backward scan.
-      kept: values of one layer that wait.
+      kept: values of one layer waiting for `weights`.
     """
 
     operands: Layers
@@ -80,7 +80,7 @@ def split_backward(backward: Layers) -> SplitBackward:
 
 
 class _Parts:
-    """Ops of a backward layer by what needs them.
+    """Ops of a backward layer by their readers.
 
     Attributes:
       consts / carries: numbers of arguments; `first` is the first stacked one.
@@ -94,7 +94,7 @@ class _Parts:
         self._late: set[int] = set()
 
     def stacks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Positions of the stacks computed at once, and of those with a deferred product."""
+        """Positions of the stacks computed at once, and of stacks with a deferred product."""
         stacks = self._region.results[self.carries :]
         product = {
             id(op)
@@ -112,7 +112,7 @@ class _Parts:
         return early, tuple(j for j in range(len(stacks)) if j not in early)
 
     def kept(self, wanted: Sequence[Operand]) -> tuple[Value, ...]:
-        """Values of the fewest bytes, from which deferred ops compute `wanted` by cheap ops."""
+        """Values of the fewest bytes for deferred ops to compute `wanted` by cheap ops."""
         carry = self._region.args[self.consts : self.first]
         cost = {v: v.type.nbytes for v in carry}
         sources, edges, targets = set(cost), list[tuple[Value, Value]](), set[Value]()
@@ -132,7 +132,7 @@ class _Parts:
         return tuple(v for v in cost if v in found)
 
     def _behind_carry(self) -> list[Op]:
-        """Ops that read the gradients that arrive; further ops compute the forward pass again."""
+        """Ops behind the arriving gradients; further ops compute the forward pass again."""
         found, read = list[Op](), set(self._region.args[self.consts : self.first])
         for op in self._region.ops:
             if any(v in read for _, v in op.inputs()):
@@ -141,7 +141,7 @@ class _Parts:
         return found
 
     def _repeats(self, op: Op) -> bool:
-        """True for an op that deferred layers may compute again."""
+        """True for an op to compute again in deferred layers."""
         rule = self._rules(op)
         return not op.regions and (rule.moves or rule.kind is Kind.ELEMENTWISE)
 
@@ -175,10 +175,10 @@ def _scan(
     region: Region,
     results: tuple[Value, ...],
 ) -> Layers:
-    """Scan of a region in place of `old`, without the constants that the region does not read.
+    """Scan of a region in place of `old`, without constants unread by the region.
 
     Args:
-      waiting: stacked operands beyond those of `old`.
+      waiting: further stacked operands.
     """
     read = {v for op in region.ops for _, v in op.inputs()} | set(region.results)
     count = len(old.consts)
@@ -214,7 +214,7 @@ def _inlined(region: Region) -> Region:
 
 
 def _inline(region: Region, renamed: dict[Value, Operand], ops: list[Op]) -> None:
-    """Appends the ops of a region to `ops`, those of recomputed regions among them."""
+    """Appends the ops of a region, and of recomputed regions in the region, to `ops`."""
     for op in region.ops:
         operands = tuple(_renamed(op.operands, renamed))
         if role_of(op) is not Role.CHECKPOINT:

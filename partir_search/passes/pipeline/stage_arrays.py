@@ -113,10 +113,10 @@ def written(slots: Any, x: Any, at: Any) -> Any:
 
 
 def stored(slots: Sequence[Any], news: Sequence[Any], at: Any, valid: Any) -> list[Any]:
-    """Arrays of slots with arrays of `news` written, each stage at its number in `at` [stages].
+    """Arrays of slots with arrays of `news` written, each stage at the number in `at` [stages].
 
     Args:
-      valid: [stages] False for a stage that writes nothing; None if all write.
+      valid: [stages] False for a stage without a write; None if all write.
     """
     found = []
     for old, new in zip(slots, news, strict=True):

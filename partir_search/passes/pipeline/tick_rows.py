@@ -19,11 +19,11 @@ class TickRows:
 
     Attributes:
       arrays: by name, [ticks, stages] or [ticks] numbers: `microbatch_F`, `chunk_F` and `slot_F` of
-        each stage (likewise B and W), the slots `waiting_B` and `waiting_W` of what waits between
+        each stage (likewise B and W), the slots `waiting_B` and `waiting_W` of values between
         the two, and the microbatch of the `entry`, the `head` and the `exit`. A tick without an
         item has the number of another.
       flags: by name, True for an item: `entry_valid`, `head_valid` and `exit_valid` [ticks],
-        `writes_F` and `writes_B` [ticks, stages]. Absent if all are true; those of slots also if
+        `writes_F` and `writes_B` [ticks, stages]. Absent if all are true; flags of slots also if
         all slots written without an item are free. `last_valid` [ticks] is False for an item of
         the last stage in a chunk before the last.
       passes: True if in every tick the last stage has an item of B in a chunk before the last,
@@ -73,7 +73,7 @@ def tick_rows(table: PipelineTable, phase: Phase) -> TickRows:
 
 
 def _written(table: PipelineTable, written: Slots) -> tuple[Any, Any]:
-    """[stage, tick] slots that are written, and True for a slot in use, written without an item.
+    """[stage, tick] slots written, and True for a slot in use, written without an item.
 
     Without an item, a stage writes to a free slot of the tick, if any.
     """

@@ -22,6 +22,7 @@ from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
 
+SMALL = 1 / 16  # of the bytes of the largest value
 EDGE_REPEATS = 2  # first and last repeats of an op that have rows in a quotient's curve
 MAX_CACHED = 64  # cached results of `Curve.cached_bytes_at`
 
@@ -221,14 +222,19 @@ def live_curve(
 
 
 def _large_kernels(buffers: Buffers, least: int) -> list[int]:
-    """Positions of the kernels that make or read at least some bytes of one value."""
+    """Positions of the kernels with at least some bytes of one value, made or read.
+
+    In small programs `SMALL` of the bytes of the largest value are enough.
+    """
     stored, ops = buffers.materialized, buffers.region.ops
 
     def largest(at: int) -> int:
         results = max((r.type.nbytes for r in ops[at].results), default=0)
         return max(results, max((stored.nbytes.get(v, 0) for v in stored.reads[at]), default=0))
 
-    return [at for at in stored.reads if largest(at) >= least]
+    found = {at: largest(at) for at in stored.reads}
+    least = min(least, int(SMALL * max(found.values(), default=0)))
+    return [at for at, nbytes in found.items() if nbytes >= least]
 
 
 def _rows(places: KeptOps, ends: Ints) -> tuple[Ints, Ints]:

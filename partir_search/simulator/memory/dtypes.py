@@ -182,7 +182,7 @@ def _softmax_weights(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
 
 
 def _fused_outer_products(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
-    """Ids of dots without summed dims, products element by element, that no dot reads."""
+    """Ids of dots without summed dims, products element by element, unread by dots."""
 
     def sums_nothing(rule: OpRule) -> bool:
         if rule.role is not Role.DOT or len(rule.operands) != 2:

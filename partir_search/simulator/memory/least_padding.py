@@ -1,8 +1,8 @@
-"""Padding of stored values in the order of dims that pads least (`XlaTraits.tile_lanes`).
+"""Least padding of stored values over all orders of dims (`XlaTraits.tile_lanes`).
 
-XLA:TPU stores an array in tiles of 8 x 128 elements of two of its dims, and mostly chooses these
-dims so that least is padded: 69 % of 2,731 results of kernels, in 82 programs for v5e, that
-row-major order would pad more. An array without a dim of a multiple of 128, as of images of 56 x 56
+XLA:TPU stores an array in tiles of 8 x 128 elements of two dims, and mostly chooses the two dims
+of the least padding: for 69 % of 2,731 results of kernels, in 82 programs for v5e, padded more in
+row-major order. An array without a dim of a multiple of 128, as of images of 56 x 56
 with 192 channels and 8 in a batch, is padded in every order.
 """
 

@@ -1,10 +1,10 @@
-"""Minor dims that batched dots give their operands.
+"""Minor dims of the operands of batched dots.
 
-XLA:TPU reads the matrices of a batched dot from arrays whose minor dims are those of the matrices,
-the larger one innermost, and lays out values for the dots that read them: heads of 32 numbers for
-49 positions are stored in tiles of 8 x 128, 2.6 times their bytes. A value is laid out for dots if
-all its readers are batched dots of such matrices, or elementwise ops and moves (slices of a fused
-projection) whose results are.
+XLA:TPU reads the matrices of a batched dot from arrays with the dims of the matrices as minor dims,
+the larger one innermost, and lays out values for the reading dots: heads of 32 numbers for 49
+positions are stored in tiles of 8 x 128, 2.6 times the bytes. A value is laid out for dots if all
+readers are batched dots of equal matrices, or elementwise ops and moves (slices of a fused
+projection) with results laid out for dots.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Minors = tuple[tuple[int, int], ...]
 
 
 def operand_dims(module: Module, rules: Sequence[OpRule], uses: DefUse) -> Mapping[int, Minors]:
-    """By value id, the minor dims of values that batched dots alone read.
+    """By value id, the minor dims of values read by batched dots alone.
 
     Args:
       rules: per op id.
@@ -85,7 +85,7 @@ def _translated(
 def read_by_plain_dots(
     module: Module, rules: Sequence[OpRule], uses: DefUse, values: Iterable[int]
 ) -> Iterator[int]:
-    """Ids of those values that dots without batch dims alone read, directly or moved."""
+    """Ids of values read by dots without batch dims alone, directly or moved."""
 
     def plain(value: Value) -> bool:
         users = uses.users[value.id]

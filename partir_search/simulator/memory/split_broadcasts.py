@@ -1,8 +1,8 @@
 """Statistics of parts of the last dim, stored repeated (`XlaTraits.stores_split_broadcasts`).
 
-A norm by groups splits the last dim, [..., d] to [..., g, d / g], and merges it again. Neither
-reshape is free where the dim lies in tiles: XLA:TPU computes on [..., d] instead, and stores mean
-and scale of each group as arrays of [..., d], which forward and backward pass read. Statistics of
+A norm by groups splits the last dim, [..., d] to [..., g, d / g], and merges the parts again.
+Neither reshape is free for a dim in tiles: XLA:TPU computes on [..., d] instead, and stores mean
+and scale of each group as arrays of [..., d], read by forward and backward pass. Statistics of
 the backward pass are read at once, and not stored.
 """
 
@@ -18,7 +18,7 @@ from partir_search.simulator.op_kinds import is_reduction
 
 
 def split_broadcasts(module: Module, rules: Sequence[OpRule], uses: DefUse) -> Mapping[int, int]:
-    """By id of a reduction's result, the elements as which each of its elements is stored.
+    """By id of a reduction's result, the stored copies of each element.
 
     Args:
       rules: per op id.

@@ -1,13 +1,13 @@
 """Padding of stored values whose minor dims fill no tile of the memory (`XlaTraits.tile_lanes`).
 
 XLA:TPU stores arrays in tiles of 8 x 128 elements of the two minor dims, and mostly chooses an
-order of dims without padding (a batch innermost), else the one that pads least
+order of dims without padding (a batch innermost), or the order of the least padding
 (`memory/least_padding.py`). Three kinds of values have fixed minor dims:
 
 - of a batched dot, the dims of the two matrices, the larger one innermost;
 - operands of batched dots alone (`memory/operand_dims.py`);
-- of a scatter into rows, the last dims; the first reader copies them into an order without padding,
-  as dots without batch dims copy the results of batched ones that they alone read.
+- of a scatter into rows, the last dims; the first reader copies the result into an order
+  without padding, as dots without batch dims copy results of batched dots without further readers.
 
 Slices of a dot's result and elementwise results keep the order of the dims.
 """
@@ -102,7 +102,7 @@ def tile_padding(
 
     Args:
       rules: per op id.
-      stored: ids of stored values; the padding of all others is that of known minor dims alone.
+      stored: ids of stored values; further values are padded by known minor dims alone.
     """
     minor: dict[int, tuple[MinorDim, ...]] = {}
     if traits.tile_lanes > 1:

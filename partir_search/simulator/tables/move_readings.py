@@ -41,10 +41,10 @@ class Split:
     at_use: Floats
 
     def exposed(self, early: Floats | float, times: float) -> Floats | float:
-        """Seconds of gathers that start before the use, and are not hidden.
+        """Exposed seconds of gathers begun before the use.
 
         Args:
-          early: seconds of compute of one run behind which each is hidden.
+          early: seconds of compute of one run to hide each behind.
           times: runs in a step.
         """
         found: Floats | float = 0.0
@@ -54,7 +54,7 @@ class Split:
 
 
 class Splits:
-    """Splits of uses: those of uses with the same prices and runs are one."""
+    """Splits of uses; uses with the same prices and runs share one."""
 
     def __init__(self, traits: XlaTraits) -> None:
         self._start = traits.async_all_gather

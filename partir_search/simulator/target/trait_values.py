@@ -18,7 +18,7 @@ def value_text(value: Any) -> str:
 
 
 def check_value(name: str, value: Any, unit: str) -> None:
-    """Raises a ValueError or TypeError for a value that does not fit the unit of its trait."""
+    """Raises a ValueError or TypeError for a value unfit for the unit of a trait."""
     if unit == "flag":
         validators.flag(name, value)
     elif isinstance(value, Mapping):
