@@ -121,7 +121,8 @@ def exact_moves(
                 break
     else:
         bound = _bounded(steps, found, bound)
-        if bound is None or not _proven(bound, found, FAR):
+        reached = min(each.score.excess for each, _ in found.values()) <= OUT_OF_REACH
+        if reached and (bound is None or not _proven(bound, found, FAR)):
             rest = _unlike([scored[score] for score in (first, *others)], started)
             for best, name in _tried(steps, rest):
                 found.setdefault(best.labels.tobytes(), (best, name))
