@@ -21,8 +21,8 @@ from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.target.traits import XlaTraits
 
-SMALL = 1 / 16  # of the bytes of the largest value
 EDGE_REPEATS = 2  # first and last repeats of an op that have rows in a quotient's curve
 MAX_CACHED = 64  # cached results of `Curve.cached_bytes_at`
 
@@ -170,7 +170,7 @@ def live_curve(
     """
     ranges, region = buffers.ranges, buffers.region
     kernel = np.zeros(max(len(region.ops), 1) + 1, dtype=np.int64)
-    kernel[_large_kernels(buffers, machine.traits.vmem_kernel_bytes)] = 1
+    kernel[_large_kernels(buffers, machine.traits)] = 1
     kernel = np.cumsum(kernel)
     results = [x.id for x in region.results if isinstance(x, Value)]
     near = kernel[ranges.stop] - kernel[ranges.start] <= machine.traits.vmem_lifetime_kernels
@@ -221,10 +221,10 @@ def live_curve(
     )
 
 
-def _large_kernels(buffers: Buffers, least: int) -> list[int]:
+def _large_kernels(buffers: Buffers, traits: XlaTraits) -> list[int]:
     """Positions of the kernels with at least some bytes of one value, made or read.
 
-    In small programs `SMALL` of the bytes of the largest value are enough.
+    In small programs a fraction of the bytes of the largest value is enough.
     """
     stored, ops = buffers.materialized, buffers.region.ops
 
@@ -233,7 +233,8 @@ def _large_kernels(buffers: Buffers, least: int) -> list[int]:
         return max(results, max((stored.nbytes.get(v, 0) for v in stored.reads[at]), default=0))
 
     found = {at: largest(at) for at in stored.reads}
-    least = min(least, int(SMALL * max(found.values(), default=0)))
+    largest_of_all = max(found.values(), default=0)
+    least = min(traits.vmem_kernel_bytes, int(traits.vmem_kernel_fraction * largest_of_all))
     return [at for at, nbytes in found.items() if nbytes >= least]
 
 

@@ -98,12 +98,10 @@ class XlaTraits(LoweringTraits):
     materializes_dilations: bool = trait(
         False,
         "flag",
-        "Stores operands and results of elementwise ops that place elements apart, as pads between"
-        " elements do.",
+        "Stores operands and results of elementwise ops placing elements apart, as some pads do.",
         "Associative scans and gradients of strided slices compiled for v5e: pads of"
-        " f32[16,1024,1536] are kernels of 0.51 ms. Without the trait the mean error of seconds is"
-        " 17 % on the fitted half of the corpus (docs/evidence/corpus.md) and 10 % on the held-out"
-        " half, with the trait 13 and 5 %.",
+        " f32[16,1024,1536] take 0.51 ms. The mean error of seconds on the halves of the corpus"
+        " (docs/evidence/corpus.md) is 17 and 10 %, with the trait 13 and 5 %.",
     )
     multiplies_outer_products: bool = trait(
         False,
@@ -120,8 +118,7 @@ class XlaTraits(LoweringTraits):
     joins_tuple_reductions: bool = trait(
         True,
         "flag",
-        "Fuses a reduction that accumulates a tuple (argmax, a reduce of two arrays) with further"
-        " reductions of the same points.",
+        "Fuses a reduction of a tuple (argmax) with further reductions of the same points.",
         "argmax beside a sum of f32 [8192, 32768], compiled: 2 kernels that read the array, 2.1 GB,"
         " for v5e; 1 for H100. reduce_prod, reduce_xor and a reduce by a function share the kernel"
         " of the sum on both.",
@@ -129,8 +126,7 @@ class XlaTraits(LoweringTraits):
     recomputes_dot_operands: bool = trait(
         False,
         "flag",
-        "Recomputes an elementwise value inside of each dot that reads the value, if recomputation"
-        " moves fewer bytes.",
+        "Recomputes an elementwise value in each dot that reads the value, if fewer bytes move.",
         "Gradients of attention scores, read by two dots, in programs compiled for v5e.",
     )
     in_place_elementwise: bool = trait(
@@ -225,6 +221,12 @@ class XlaTraits(LoweringTraits):
         "Least bytes of a value of a kernel that counts in such a life, without partitions.",
         "Logits of a Conformer on v5e: 15 % too high without; 0.5 to 16 MB predict the same.",
     )
+    vmem_kernel_fraction: float = trait(
+        1 / 16,
+        "fraction of the bytes of the largest value",
+        "Least bytes of a value of such a kernel in a program of small values.",
+        "For programs of a few MB; not compared with compiled ones.",
+    )
     materialize_ratio: float = trait(
         1.5,
         "bytes of sources per byte of the value",
@@ -302,9 +304,8 @@ class XlaTraits(LoweringTraits):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            check_value(
-                f"XlaTraits: {field.name}", getattr(self, field.name), field.metadata["unit"]
-            )
+            value, unit = getattr(self, field.name), field.metadata["unit"]
+            check_value(f"XlaTraits: {field.name}", value, unit)
         validators.choice(
             "XlaTraits: async_all_gather", self.async_all_gather, get_args(AsyncAllGather)
         )
