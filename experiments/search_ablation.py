@@ -33,9 +33,9 @@ from partir_search.mcts.anneal import anneal
 from partir_search.mcts.game import Move, Record, Score, play, rewind
 from partir_search.mcts.goals import Fastest, scorer
 from partir_search.mcts.search import Settings, search
-from partir_search.planning.exact_answer import exact_moves
+from partir_search.planning.exact_answer import EXACT_STARTS, exact_moves
 from partir_search.planning.game import PlanningGame
-from partir_search.planning.planner import EXACT_STARTS, Planner
+from partir_search.planning.planner import Planner
 from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State

@@ -9,12 +9,10 @@ from typing import Protocol
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.game import Move, Record
 from partir_search.mcts.search import search
-from partir_search.planning.exact_answer import ExactAnswer, exact_moves
+from partir_search.planning.exact_answer import EXACT_STARTS, ExactAnswer, exact_moves
 from partir_search.planning.game import PlanningGame
 from partir_search.propagation.actions import Action
 from partir_search.strategies.catalogue import named_strategies
-
-COUNT = 2  # answers from which the search starts
 
 
 class MeshPlanner(Protocol):
@@ -66,9 +64,9 @@ def answers_in_space(
     left = [name for name in names if name not in diagonal]
     _, game = plain.game(left, before, exclude)
     known = named_strategies(plain.mesh, left, game.targets, stages=planner.stage_axes)
-    found = exact_moves(game, known, COUNT, episodes)
+    found = exact_moves(game, known, EXACT_STARTS, episodes)
     if found.moves or not episodes:
         return dataclasses.replace(found, bound=None, settled=False), ()
     starts = [moves for _, moves in known]
     result = search(game, episodes=episodes, seed=seed, starts=starts, progress=progress)
-    return found, [elite.path for elite in result.elites[:COUNT]]
+    return found, [elite.path for elite in result.elites[:EXACT_STARTS]]

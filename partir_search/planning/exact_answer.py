@@ -18,6 +18,7 @@ from partir_search.simulator.cost import Cost
 from partir_search.simulator.tables.bound import Bound
 
 EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
+EXACT_STARTS = 2  # of a search, from the best results of exact steps, at most
 STARTS = 3  # most strategies from which exact steps start
 LABELS_OF_STARTS = 90_000  # of the tables, times the starts
 TRIALS = 6  # further strategies from which exact steps take one turn along each axis

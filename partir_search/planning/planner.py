@@ -28,7 +28,7 @@ from partir_search.planning.answers_in_space import answers_in_space
 from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
-from partir_search.planning.exact_answer import ExactAnswer, exact_moves
+from partir_search.planning.exact_answer import EXACT_STARTS, ExactAnswer, exact_moves
 from partir_search.planning.fold_limits import choose_within
 from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.front.visited import visited_states
@@ -56,7 +56,6 @@ from partir_search.strategies.moves import TileContext, TileStacks
 from partir_search.strategies.targets import StrategyTargets
 
 DEFAULT_EPISODES = 1000
-EXACT_STARTS = 2  # of the search, from the best results of exact steps, at most
 FINALISTS = 4  # answers of the folded search evaluated on the unfolded program, at most
 
 Progress = Callable[[Record], None]
@@ -255,9 +254,10 @@ class Planner:
             named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
             wanted = 0 if journal.completes else episodes
             if self.mesh.diagonals:  # rings are not pairwise
-                exact, kept[:0] = answers_in_space(
+                exact, in_space = answers_in_space(
                     self, names, before, tactic.exclude, wanted, seed, progress
                 )
+                kept += in_space
             else:
                 exact = exact_moves(game, [*known, *named], EXACT_STARTS, wanted)
         with self._clock.timed("search"):

@@ -1,4 +1,4 @@
-"""Barriers that a decision needs: without the others its propagation ends in the same state."""
+"""Barriers on the path of a decision's propagation; farther barriers do not change the state."""
 
 from __future__ import annotations
 

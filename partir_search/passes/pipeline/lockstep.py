@@ -277,8 +277,9 @@ class Lockstep:
             for i, j in parts.residuals.items()
             if j in kept and i in layers.read
         }
-        found = self._stacks_by_kind()[kind == WEIGHTS]
-        summed = [k for k, j in enumerate(found) if j in parts.summed]
+        at_once, later = self._stacks_by_kind()
+        stacks = later if kind == WEIGHTS else at_once
+        summed = [k for k, j in enumerate(stacks) if j in parts.summed]
         return self._stage_layers.run(
             layers,
             consts,

@@ -44,7 +44,7 @@ class StepTable:
         self._kinds: tuple[Bools, Bools] = (np.zeros(0, np.bool_), np.zeros(0, np.bool_))
 
     def places(self, numbers: Ints) -> Ints:
-        """Places of redistributions among those read so far, read at the first call."""
+        """Positions in `read` of redistributions by number; reads those of no position yet."""
         more = len(self._ways) - len(self._places)
         if more:
             self._places = np.pad(self._places, (0, more), constant_values=NONE)

@@ -1,0 +1,72 @@
+"""Strategies from which exact steps start, and whether a search is settled afterwards."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.small_programs import MESHES, game_of, module_of
+from partir_search.planning import exact_answer
+from partir_search.planning.exact_answer import ExactAnswer, exact_moves
+from partir_search.planning.fitted_steps import FittedSteps
+from partir_search.planning.game import PlanningGame
+from partir_search.planning.planner import Planner
+from partir_search.simulator.target.machine import MACHINES
+from partir_search.strategies.catalogue import named_strategies
+
+LINE, GRID = MESHES[0], MESHES[-1]
+
+
+def answer(game: PlanningGame) -> ExactAnswer:
+    return exact_moves(game, named_strategies(game.mesh, game.axes, game.targets), 2)
+
+
+def test_farthest_labels_first() -> None:
+    """Each start is the farthest from all before; equal labels are no further start."""
+    labels = [[0, 0, 0], [0, 0, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0]]
+    starts = [(str(i), np.array(each, dtype=np.int64)) for i, each in enumerate(labels)]
+    assert [name for name, _ in exact_answer._unlike(starts, 1)] == ["2", "1", "3"]
+    assert [name for name, _ in exact_answer._unlike(starts, 3)] == ["3"]
+
+
+@pytest.mark.parametrize("far", [-1.0, 1e9])
+def test_further_strategies_are_tried_far_from_the_bound(
+    far: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One turn along each axis from each, and all turns from the best."""
+    rounds = collections.Counter[int]()
+    whole = FittedSteps.improve
+
+    def improve(self: FittedSteps, labels: Any, *given: Any, **named: Any) -> Any:
+        rounds[named.get("rounds", 0)] += 1
+        return whole(self, labels, *given, **named)
+
+    monkeypatch.setattr(FittedSteps, "improve", improve)
+    monkeypatch.setattr(exact_answer, "FAR", far)
+    monkeypatch.setattr(exact_answer, "PROVEN", -1.0)  # the first answer ends no starts
+    found = answer(game_of(module_of("mlp 3"), GRID, MACHINES["tpu_v5e"], tight=False))
+    assert found.bound is not None
+    assert rounds[1] == (exact_answer.TRIALS if far < 0 else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "tight", "settled"), [("mlp 3", False, True), ("mlp 4 loss", True, False)]
+)
+def test_limits_that_cost_much_leave_a_search_open(name: str, tight: bool, settled: bool) -> None:
+    """Within 0.6 of the memory the second takes twice the seconds of the best without a limit."""
+    found = answer(game_of(module_of(name), LINE, MACHINES["tpu_v5e"], tight=tight))
+    best = found.found[0][0].score
+    assert best.excess == 0.0
+    assert found.settled == settled
+
+
+def test_limits_out_of_reach_settle_a_search() -> None:
+    """The smallest assignment needs far more than the memory."""
+    machine = dataclasses.replace(MACHINES["tpu_v5e"], hbm_bytes=10_000)
+    found = answer(Planner(module_of("mlp 3"), LINE, machine).game(LINE.names)[1])
+    assert found.found[0][0].score.excess > 1.0
+    assert found.settled
