@@ -197,7 +197,7 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
         """Computes the step's first argument (the train state) with the plan's shardings.
 
         `init_fn` is compiled with the shardings: no device ever holds more than its shard. With
-        `skewed_state=True`, the result is in the skewed order of the step.
+        `skewed_state=True` or `staged_state=True`, the result is in the order of the step.
 
         Args:
           init_fn: function that returns the state, ``lambda: create_state(jax.random.key(0))``, or
@@ -214,7 +214,7 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
         wanted = jax.tree.leaves(plan.in_shardings[0][given : given + len(first)])
         with within(plan.mesh):
             found = initial.arrays(wanted)
-        if plan.mesh_shape.skewed_state:
+        if plan.reorders_state:
             found = initial.changed(found, plan.skew, several)
         return initial.objects(found)
 
@@ -240,7 +240,21 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
             with plain_calls():
                 return form.plain(*args, **kwargs)
 
-        return compared(other, plain, concrete(form.args), concrete(form.kwargs))
+        def partitioned(*args: Any, **kwargs: Any) -> Any:
+            plan = other.plan(*args, **kwargs)
+            if not plan.module.staged.groups:
+                return other(*args, **kwargs)
+
+            def step(*dynamic: Any, **named: Any) -> Any:
+                given = list(args)
+                for i, x in zip(form.call.places(form.args), dynamic, strict=True):
+                    given[i] = x
+                return other(*given, **{**kwargs, **named})
+
+            dynamic = tuple(args[i] for i in form.call.places(form.args))
+            return plan.staged_call(step, dynamic, {k: kwargs[k] for k in form.call.kwargs})
+
+        return compared(partitioned, plain, concrete(form.args), concrete(form.kwargs))
 
     def known_plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
         """Plans of the known strategies (data, tensor and sequence parallelism, ZeRO), by name.

@@ -4,7 +4,9 @@ Grammar (what the printer writes; loops come from a `Partition`, see `ir/partiti
 
     module  = "func" name "(" arg ("," arg)* ")" mesh "{" line* return "}"
     mesh    = "mesh<" axis ":" size ... ">" [ "time<" axis ":" size ... ">" ]  -- see ir/mesh.py
-    arg     = "%" name ":" type [ "x" count ]          -- arguments alike but for a number
+    arg     = "%" name ":" type [ order ] [ "x" count ]  -- arguments alike but for a number
+    order   = "layers<" "stages:" size [ "chunks:" size ] [ "dim:" dim ] ">"
+                                       -- layers by stage (ir/staged_state.py)
     type    = dtype "[" dims "]" [ "{" axis ":" (dim | monoid) ... "}" ]
     line    = stmt | run | block
     block   = [ "backward of" ] path [ "... x" count "(" path ".." path ")" ] "{" line* "}"
@@ -40,6 +42,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, Union
 
 from partir_search.ir.source_names import source_line
+from partir_search.ir.staged_state import IN_LAYERS_ORDER, StagedState
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
@@ -206,6 +209,7 @@ class Module:
       ties: (argument index, result index) pairs with one tiling: train state in and out.
       donated: indices of donated arguments.
       alike: pairs of indices of arguments with one tiling, given by the user.
+      staged: arguments whose layers lie by stage of a pipeline.
     """
 
     name: str
@@ -218,6 +222,7 @@ class Module:
     ties: tuple[tuple[int, int], ...] = ()
     donated: frozenset[int] = frozenset()
     alike: tuple[tuple[int, int], ...] = ()
+    staged: StagedState = IN_LAYERS_ORDER
     _analyses: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def analysis(self, analyse: Callable[[Module], T]) -> T:

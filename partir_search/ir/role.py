@@ -28,6 +28,7 @@ class Role(enum.Enum):
       CHECKPOINT: a region that runs once, its values computed again in the backward pass.
       STACK: arrays of one program, stacked to compute the program once.
       LAYERS: arrays of layers, stacked for a scan over the layers.
+      ROWS_OF_LAYERS: arrays of layers, taken from a stack made by a scan over the layers.
     """
 
     ADDITION = "addition"
@@ -62,3 +63,4 @@ class Role(enum.Enum):
     CHECKPOINT = "recomputed region"
     STACK = "stack of arrays"
     LAYERS = "stack of layers"
+    ROWS_OF_LAYERS = "arrays of a stack of layers"

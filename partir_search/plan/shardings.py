@@ -1,10 +1,10 @@
-"""Layouts of a plan's arrays: shardings, abstract arguments, global batches and skewed state."""
+"""Layouts of a plan's arrays: shardings, abstract arguments, global batches, reordered state."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from partir_search.arguments.placement import from_local, struct_of
-from partir_search.frontends.protocol import Returned
+from partir_search.frontends.protocol import FrontEnd, Returned, SplitArguments
+from partir_search.frontends.registry import claimed
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.shard_map import (
@@ -25,6 +26,7 @@ from partir_search.plan.alternatives import TriedPipeline
 from partir_search.plan.context import PlanContext
 from partir_search.plan.planned import Planned
 from partir_search.plan.planned_array import planned_array
+from partir_search.plan.staged_order import reorder_stages
 
 ArgumentTrees = tuple[tuple[Any, ...], dict[str, Any]]  # of positional and keyword arguments
 
@@ -169,7 +171,11 @@ class Layouts:
         return list(zip(module.arg_paths, module.body.args, specs, strict=True))
 
     def skew(self, state: Any) -> Any:
-        """Reorders train state for a step made by `auto_partition(..., skewed_state=True)`.
+        """Reorders train state for a step with a state in an order of its own between calls.
+
+        Such are the steps of `auto_partition(..., skewed_state=True)` and of
+        `Pipeline(..., staged_state=True)`. Shapes, types and shardings stay. Mutable objects (flax
+        nnx) are changed, and returned.
 
         Args:
           state: an argument of the step in the usual order, with the plan's shapes.
@@ -184,6 +190,17 @@ class Layouts:
         return self._reordered(state, into=False)
 
     def _reordered(self, state: Any, into: bool) -> Any:
+        values: tuple[Any, ...] = (state,)
+        layers: list[tuple[FrontEnd, SplitArguments]] = []
+        for front in claimed(state):
+            layers.append((front, front.split(values, ("state",))))
+            values = layers[-1][1].arrays
+        values = tuple(self._moved(arrays, into) for arrays in values)
+        for front, split in reversed(layers):
+            values = front.settle(split, values)
+        return values[0]
+
+    def _moved(self, state: Any, into: bool) -> Any:
         leaves: list[Any] = jax.tree.leaves(state)
         tree: Any = jax.tree.structure(state)
         args, kwargs = jax.tree.unflatten(self._context.in_tree, range(len(self.module.body.args)))
@@ -191,14 +208,43 @@ class Layouts:
             places = jax.tree.leaves(subtree)
             shapes = [self.module.body.args[i].type.shape for i in places]
             if tree == jax.tree.structure(subtree) and shapes == list(map(np.shape, leaves)):
-                found = reorder_arguments(
-                    self._planned.program, self._context.mesh, places, leaves, into
-                )
-                return jax.tree.unflatten(tree, found)
+                reorders = [self._by_stage, self._on_diagonals]
+                for reorder in reorders if into else reorders[::-1]:
+                    leaves = reorder(places, leaves, into)
+                return jax.tree.unflatten(tree, leaves)
         raise ValueError(
             f"no argument of {self.module.name!r} has the structure and shapes of {tree}; pass a"
             " whole argument of the step"
         )
+
+    def _by_stage(self, places: Sequence[int], leaves: Sequence[Any], into: bool) -> list[Any]:
+        return reorder_stages(self.module, self.flat_in_shardings(), places, leaves, into)
+
+    def _on_diagonals(self, places: Sequence[int], leaves: Sequence[Any], into: bool) -> list[Any]:
+        planned = self._planned
+        return reorder_arguments(planned.program, self._context.mesh, places, leaves, into)
+
+    def staged_call(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Result of a step with a staged state, called with arrays in the layers' order.
+
+        Args:
+          step: function of `args` and `kwargs`, in the order of the stages.
+          args: the plan's dynamic positional arguments.
+          kwargs: the plan's dynamic keyword arguments.
+        """
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        places, ties = range(len(leaves)), self._context.original.ties
+        args, kwargs = jax.tree.unflatten(tree, self._by_stage(places, leaves, into=True))
+        results, out = jax.tree.flatten(step(*args, **kwargs))
+        state = self._by_stage([a for a, _ in ties], [results[r] for _, r in ties], into=False)
+        for (_, r), x in zip(ties, state, strict=True):
+            results[r] = x
+        return jax.tree.unflatten(out, results)
+
+    @property
+    def reorders_state(self) -> bool:
+        """True if the state of the step is in an order of its own; see `skew`."""
+        return self.mesh_shape.skewed_state or bool(self.module.staged.groups)
 
 
 def _dtype(leaf: Any) -> Any:

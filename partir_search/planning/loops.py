@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from partir_search.ir.core import Module
-from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.passes.attention import forward_ops
 from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.pipeline.module import pipelined
@@ -27,7 +27,7 @@ class Layered:
 
     def __init__(self) -> None:
         self._layers: dict[tuple[int, int], tuple[Traced, Traced, int]] = {}
-        self._loops: dict[tuple[int, int, PipelineSchedule | None], tuple[Traced, Traced]] = {}
+        self._loops: dict[tuple[int, int, Any], tuple[Traced, Traced]] = {}
 
     def __call__(self, traced: Traced, again: int) -> tuple[Traced, int]:
         """`with_layers(traced, again)`."""
@@ -45,7 +45,7 @@ class Layered:
 
     def pipelined(self, traced: Traced, form: PipelineForm, microbatches: int) -> Traced:
         """A call with the loop over microbatches run as a pipeline."""
-        key = id(traced), microbatches, form.timetable(microbatches)
+        key = id(traced), microbatches, (form.timetable(microbatches), form.staged_state)
         if key not in self._loops:
             rewrite = functools.partial(_pipelined, form=form, microbatches=microbatches)
             self._loops[key] = traced, traced.run("pipeline", rewrite)
@@ -97,6 +97,7 @@ def with_layers(traced: Traced, again: int = 0) -> tuple[Traced, int]:
 
 def _pipelined(module: Module, form: PipelineForm, microbatches: int) -> Module:
     try:
-        return pipelined(module, form.timetable(microbatches), (*RULES, *UNRULED))
+        timetable = form.timetable(microbatches)
+        return pipelined(module, timetable, (*RULES, *UNRULED), staged=form.staged_state)
     except ValueError as error:
         raise ValueError(f"Pipeline({form.axis!r}): {error}") from None

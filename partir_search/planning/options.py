@@ -96,7 +96,10 @@ class Options:
             return self
         number = loop.microbatches
         given = (
-            Pipeline(f.axis, number, f.chunks, f.schedule, f.split_backward)  # type: ignore[arg-type]
+            Pipeline(
+                *(f.axis, number, f.chunks, f.schedule, f.split_backward),  # type: ignore[arg-type]
+                staged_state=f.staged_state,
+            )
             for f in loop.pipeline
         )
         return self.with_pipelines(*given)

@@ -45,6 +45,9 @@ class Pipeline(Parallelism):
         microbatches are, else False.
       optional: True lets planning leave the pipeline out: every optional pipeline of a schedule is
         planned, and the program without one, and the best plan is taken.
+      staged_state: True keeps the train state of layers with their stages between steps, to save
+        all_to_alls of parameters and gradients in every step. Convert with `plan.skew` before the
+        first step, with `plan.unskew` for checkpoints.
 
     Source: Huang et al., GPipe (NeurIPS 2019); Narayanan et al. (SC 2021); Qi et al., Zero Bubble
     Pipeline Parallelism (ICLR 2024).
@@ -56,6 +59,7 @@ class Pipeline(Parallelism):
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     split_backward: bool | None = None
     optional: bool = False
+    staged_state: bool = False
 
     def __post_init__(self) -> None:
         if self.axis is not None:
@@ -67,6 +71,7 @@ class Pipeline(Parallelism):
         if self.split_backward is not None:
             validators.flag("Pipeline: split_backward", self.split_backward)
         validators.flag("Pipeline: optional", self.optional)
+        validators.flag("Pipeline: staged_state", self.staged_state)
         PipelineSchedule(2, 4, 1, self.schedule)  # checks the name
 
     @property
@@ -99,7 +104,8 @@ class Pipeline(Parallelism):
         assert self.microbatches is not None
         stages = mesh.size(mesh.axes(self.axis))
         split = bool(self.split_backward)
-        form = PipelineForm(self.axis, stages, self.chunks or 1, self.schedule, again, split)
+        numbers = self.axis, stages, self.chunks or 1, self.schedule, again, split
+        form = PipelineForm(*numbers, staged_state=self.staged_state)
         return Rewrites(microbatches=self.microbatches, pipeline=(form,))
 
     def strategies(self, mesh: MeshShape) -> Sequence[Strategy]:

@@ -77,7 +77,7 @@ def stack_arrays(op: Op) -> OpRule:
     )
 
 
-@register(UNSTACK, UNSTACK_LAYERS)
+@register(UNSTACK, UNSTACK_LAYERS, role={UNSTACK_LAYERS: Role.ROWS_OF_LAYERS})
 def unstack_arrays(op: Op) -> OpRule:
     """`[. m n] -> [m n], [m n] ...`: all dims but the removed one."""
     part = result_shape(op)

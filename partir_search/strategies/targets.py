@@ -16,6 +16,8 @@ from partir_search.rules.registry import role_of
 from partir_search.strategies.argument_roles import Roles, find_roles
 from partir_search.strategies.decisions import Axes, Decision, TileClass
 
+_MOVING = (Role.RESHAPE, Role.TRANSPOSITION, Role.CAST)  # between stacks and stages
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weight:
@@ -180,6 +182,7 @@ class StrategyTargets:
         args = [v for v in graph.module.body.args if graph.class_of[v.id] in self.roles.parameters]
         # By value id, for parameters and values derived from one: the class, and its dim per dim.
         origin = {v.id: (graph.class_of[v.id], tuple(range(len(v.type.shape)))) for v in args}
+        stack_of: dict[int, Value] = {}  # of layers, by id of a value with the elements moved
         found = []
         for op in graph.module.ops:
             if op.backward:
@@ -195,10 +198,15 @@ class StrategyTargets:
             if rule.role is Role.LAYERS and all(v.id in origin for _, v in op.inputs()):
                 stack = op.results[0]  # tiled in place of the parameters
                 origin[stack.id] = graph.class_of[stack.id], tuple(range(len(stack.type.shape)))
+                stack_of[stack.id] = stack
                 continue
             inputs = [(i, v) for i, v in op.inputs() if v.type.shape]
             whole = inputs[0][1] if inputs and inputs[0][1].id in origin else None
-            if whole is not None and self._by_stage(op, whole):
+            moved = stack_of.get(inputs[0][1].id, whole) if inputs else None
+            if inputs and inputs[0][1].id in stack_of and rule.role in _MOVING:
+                stack_of[op.results[0].id] = stack_of[inputs[0][1].id]
+            if moved is not None and self._by_stage(op, moved):
+                whole = moved
                 parts = op.results[0]  # layers by stage, tiled in place of the parameter
                 rank = len(parts.type.shape)
                 self._layer_dims[graph.class_of[parts.id]] = rank - len(whole.type.shape)

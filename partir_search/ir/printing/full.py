@@ -29,6 +29,7 @@ from partir_search.ir.printing.text import (
     layout_text,
     listed,
     literal_text,
+    order_text,
     type_text,
     used_outside,
 )
@@ -45,6 +46,7 @@ def print_full(partition: Partition, keep: Keep | None = None) -> str:
     args = [
         f"%{v.name}: "
         + (layout_text(partition, v, enters[i]) if i in enters else type_text(partition, v))
+        + order_text(module, i)
         for i, v in enumerate(module.body.args)
     ]
     begin, end = f"func {module.name}(", f") {partition.mesh.text} {{"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from partir_search.ir.core import Value
 from partir_search.ir.partition import Partition
 from partir_search.ir.printing.names import BlockNames
-from partir_search.ir.printing.text import layout_text, listed, literal_text, type_text
+from partir_search.ir.printing.text import layout_text, listed, literal_text, order_text, type_text
 
 LIST = 12  # items shown of a list; the rest is counted
 _NUMBER = re.compile(r"\d+")
@@ -20,6 +20,7 @@ def arguments(partition: Partition, *, whole: bool) -> list[str]:
     groups: dict[tuple[str, str], list[str]] = {}
     for i, v in enumerate(module.body.args) if whole else ():
         text = layout_text(partition, v, enters[i]) if i in enters else type_text(partition, v)
+        text += order_text(module, i)
         module_path, dot, leaf = v.name.rpartition(".")
         groups.setdefault((_NUMBER.sub("#", module_path) + dot + leaf, text), []).append(v.name)
     args = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.ir.core import Literal, Module, Op, Operand, Region, Value
 from partir_search.ir.partition import Layout, Partition
 
 _MARKS = re.compile(r"[][(){} ]")
@@ -29,6 +29,12 @@ def layout_text(partition: Partition, x: Operand, layout: Layout) -> str:
     names = partition.mesh.names
     notes = [f"{names[a]}:{d}" for d, axes in enumerate(layout) for a in axes]
     return f"{x.type}{{{', '.join(notes)}}}"
+
+
+def order_text(module: Module, argument: int) -> str:
+    """` layers<stages:4 dim:0>` for an argument of a staged state, "" for others."""
+    order = module.staged.of_argument(argument)
+    return f" {order}" if order else ""
 
 
 def literal_text(literal: Literal) -> str:

@@ -24,6 +24,7 @@ from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, Phase, Pipelin
 from partir_search.ir.pipeline_table import pipeline_table
 from partir_search.passes.pipeline.body_values import Arrays, BodyValues
 from partir_search.passes.pipeline.chain_parts import ChainParts
+from partir_search.passes.pipeline.layer_order import Orders
 from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.operands import Operands, fixed_residuals, operands_of
 from partir_search.passes.pipeline.stage_arrays import (
@@ -49,8 +50,10 @@ class Chain:
       staged: by loop over ticks, the number of carries with a dim of stages, before the totals.
     """
 
-    def __init__(self, parts: ChainParts, schedule: PipelineSchedule, constants: Arrays) -> None:
-        self._parts, self._schedule = parts, schedule
+    def __init__(
+        self, parts: ChainParts, schedule: PipelineSchedule, constants: Arrays, orders: Orders
+    ) -> None:
+        self._parts, self._schedule, self._orders = parts, schedule, orders
         self._stages, self._chunks = schedule.stages, schedule.chunks
         self._microbatches = schedule.microbatches
         self._tables = [pipeline_table(s) for s in stack_schedules(schedule, len(parts.stacks))]
@@ -66,13 +69,19 @@ class Chain:
         """Results of the loop."""
         parts, stages, chunks = self._parts, self._stages, self._chunks
         self.staged.clear()
-        operands = [operands_of(s, self._values, arrays, stages, chunks) for s in parts.stacks]
+        orders = self._orders
+        operands = [
+            operands_of(s, self._values, arrays, stages, chunks, orders) for s in parts.stacks
+        ]
         state: State = {}
         for run in range(len(parts.runs)):
             state |= self._empty(run)
         carries = [parts.stacks[k or 0].totals[i] for i, k in enumerate(parts.adders)]
         firsts = operands[0].totals
-        totals = [first_total(t, x, stages, chunks) for t, x in zip(carries, firsts, strict=True)]
+        totals = [
+            first_total(t, x, stages, chunks, orders.get(t.argument))
+            for t, x in zip(carries, firsts, strict=True)
+        ]
         made: dict[int, list[list[Any]]] = {}
         ticks: dict[int, list[int]] = {}
         for start, stop in self._phases():
@@ -81,7 +90,9 @@ class Chain:
                 made.setdefault(segment, []).append(found)
                 ticks.setdefault(segment, []).extend(range(start, stop))
         finals = [
-            last_total(t, first, x, chunks, parts.stacks[k or 0].forward.count)
+            last_total(
+                t, first, x, chunks, parts.stacks[k or 0].forward.count, orders.get(t.argument)
+            )
             for k, t, first, x in zip(parts.adders, carries, firsts, totals, strict=True)
         ]
         results: dict[int, Any] = {}

@@ -21,6 +21,7 @@ class PipelineForm:
       again: number of ops of a layer written out repeated by the backward pass, makers of the
         largest residuals first.
       split_backward: True if products of gradients of weights are deferred.
+      staged_state: True if the train state of layers lies by stage between steps.
     """
 
     axis: str
@@ -29,12 +30,14 @@ class PipelineForm:
     schedule: str = ONE_F_ONE_B
     again: int = 0
     split_backward: bool = False
+    staged_state: bool = False
 
     def __str__(self) -> str:
         chunks = f" of {self.chunks} chunks each" if self.chunks > 1 else ""
         again = f", {self.again} op{'s' * (self.again > 1)} of a layer again" if self.again else ""
         split = ", split backward" if self.split_backward else ""
-        return f"{self.stages} stages{chunks} on {self.axis!r} ({self.schedule}{split}{again})"
+        how = self.schedule + split + again + (", state by stage" if self.staged_state else "")
+        return f"{self.stages} stages{chunks} on {self.axis!r} ({how})"
 
     def timetable(self, microbatches: int) -> PipelineSchedule:
         """Schedule for a number of microbatches."""

@@ -24,6 +24,7 @@ from partir_search.ir.pipeline_runs import runs
 from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, GPIPE, WEIGHTS, Phase
 from partir_search.ir.pipeline_table import PipelineTable
 from partir_search.passes.pipeline.body_values import Arrays, BodyValues
+from partir_search.passes.pipeline.layer_order import Orders
 from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.loop_parts import LoopParts, Part
 from partir_search.passes.pipeline.operands import Operands, fixed_residuals, operands_of
@@ -56,8 +57,10 @@ class Lockstep:
         the backward pass is split. Otherwise the first loop has all such carries.
     """
 
-    def __init__(self, parts: LoopParts, table: PipelineTable, constants: Arrays) -> None:
-        self.parts, self.table = parts, table
+    def __init__(
+        self, parts: LoopParts, table: PipelineTable, constants: Arrays, orders: Orders
+    ) -> None:
+        self.parts, self.table, self._orders = parts, table, orders
         self._values = BodyValues(parts.body, constants)
         self._stages, self._chunks = table.schedule.stages, table.schedule.chunks
         self._stage_layers = StageLayers(self._values, self._stages, self._chunks)
@@ -74,9 +77,10 @@ class Lockstep:
         """Results of the loop."""
         parts, stages = self.parts, self._stages
         self.staged.clear()
-        operands = operands_of(parts, self._values, arrays, stages, self._chunks)
+        orders = self._orders
+        operands = operands_of(parts, self._values, arrays, stages, self._chunks, orders)
         totals = [
-            first_total(t, x, stages, self._chunks)
+            first_total(t, x, stages, self._chunks, orders.get(t.argument))
             for t, x in zip(parts.totals, operands.totals, strict=True)
         ]
         state: State = {"totals": totals, **self._first(operands)}
@@ -86,7 +90,7 @@ class Lockstep:
             for name, found in rows.items():
                 made[name].append(found)
         finals = [
-            last_total(t, first, x, self._chunks, parts.forward.count)
+            last_total(t, first, x, self._chunks, parts.forward.count, orders.get(t.argument))
             for t, first, x in zip(parts.totals, operands.totals, state["totals"], strict=True)
         ]
         return [*finals, *self._rows(made)]

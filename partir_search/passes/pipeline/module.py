@@ -12,6 +12,7 @@ from partir_search.ir.numbering import number
 from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.ir.pipeline_table import pipeline_table
 from partir_search.ir.rewriter import RegionRewriter
+from partir_search.ir.staged_state import IN_LAYERS_ORDER, LayerOrder
 from partir_search.passes.fresh_names import name_apart
 from partir_search.passes.pipeline.chain import Chain
 from partir_search.passes.pipeline.chain_parts import ChainParts, chain_parts
@@ -24,16 +25,20 @@ from partir_search.passes.pipeline.loop_parts import (
     microbatch_loop,
     named,
 )
+from partir_search.passes.pipeline.staged_state import staged_state
 from partir_search.passes.pipeline.summed_rows import with_summed_rows
 from partir_search.rules.control_flow import ACCUMULATES, STAGED, TICKS
 
 
-def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) -> Module:
+def pipelined(
+    module: Module, schedule: PipelineSchedule, ruled: Iterable[str], *, staged: bool = False
+) -> Module:
     """Module with its loop over microbatches run as a pipeline, equal to `module`.
 
     Args:
       module: a module with a loop over as many microbatches as `schedule` has.
       ruled: primitives kept as ops.
+      staged: arguments and results of layers are by stage, as `Module.staged` says.
 
     Raises:
       NoPipeline: the loop has no stack of layers that the stages divide.
@@ -42,9 +47,13 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
     loop = with_summed_rows(module, loop)
     pairs = layer_pairs(loop.regions[0])
     parts = loop_parts(loop) if len(pairs) == 1 else chain_parts(loop, pairs)
-    for stack in parts.stacks if isinstance(parts, ChainParts) else (parts,):
+    stacks = parts.stacks if isinstance(parts, ChainParts) else (parts,)
+    for stack in stacks:
         _check_layers(stack, schedule)
-    staged: list[int] = []
+    state, orders = IN_LAYERS_ORDER, dict[Value, LayerOrder]()
+    if staged:
+        state, orders = staged_state(module, loop, stacks, schedule)
+    carries: list[int] = []
     reader = FunctionReader(ruled)
     copy = RegionRewriter()
     args = tuple(map(copy.value, module.body.args))
@@ -57,19 +66,19 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
         outer, own = dict(zip(constants, arrays, strict=False)), arrays[len(constants) :]
         ticks: Lockstep | Chain
         if isinstance(parts, LoopParts):
-            ticks = Lockstep(parts, pipeline_table(schedule), outer)
+            ticks = Lockstep(parts, pipeline_table(schedule), outer, orders)
         else:
-            ticks = Chain(parts, schedule, outer)
+            ticks = Chain(parts, schedule, outer, orders)
         results = ticks(*own)
-        staged[:] = ticks.staged
+        carries[:] = ticks.staged
         return results
 
     ops, results = reader.read(run, lockstep_operands)
-    counts = iter(staged)
+    counts = iter(carries)
     for op in ops:
         if op.prim == loop.prim:
-            carries = {STAGED: next(counts)} if staged else {}
-            op.params = {**op.params, ACCUMULATES: TICKS, **carries}
+            own = {STAGED: next(counts)} if carries else {}
+            op.params = {**op.params, ACCUMULATES: TICKS, **own}
             op.key = None
     for value in stage_carries(ops):
         value.name = "pipeline.state"
@@ -88,6 +97,7 @@ def pipelined(module: Module, schedule: PipelineSchedule, ruled: Iterable[str]) 
         values=[],
         ops=[],
         constants={},
+        staged=state,
     )
     number(new, held | reader.constants)
     name_apart(new)

@@ -11,9 +11,9 @@ from jax import lax
 
 from partir_search.ir.core import Operand, Value
 from partir_search.passes.pipeline.body_values import Arrays, BodyValues
+from partir_search.passes.pipeline.layer_order import Orders, stages_of
 from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.loop_parts import LoopParts, Part
-from partir_search.passes.pipeline.stage_arrays import by_stage
 from partir_search.passes.roll import operands_behind
 
 
@@ -49,9 +49,18 @@ class Operands:
 
 
 def operands_of(
-    parts: LoopParts, values: BodyValues, arrays: Sequence[Any], stages: int, chunks: int
+    parts: LoopParts,
+    values: BodyValues,
+    arrays: Sequence[Any],
+    stages: int,
+    chunks: int,
+    orders: Orders,
 ) -> Operands:
-    """Operands of the loop, for a pipeline, from arrays in the order of its op."""
+    """Operands of the loop, for a pipeline, from arrays in the order of its op.
+
+    Args:
+      orders: of the stacks of a staged state, by argument of the body.
+    """
     first, totals = len(parts.consts), len(parts.totals)
     consts = dict(zip(parts.consts, arrays[:first], strict=True))
     data = dict(zip(parts.data, arrays[first + totals :], strict=True))
@@ -65,7 +74,7 @@ def operands_of(
         found = values.compute(wanted, known)
         for operand, x in zip(wanted, found, strict=True):
             if id(operand) not in by_operand:
-                by_operand[id(operand)] = by_stage(x, stages, chunks)
+                by_operand[id(operand)] = stages_of(x, stages, chunks, orders.get(operand))
         return {i: by_operand[id(x)] for i, x in zip(positions, wanted, strict=True)}
 
     forward = stacked(parts.forward, range(len(parts.forward.stacked)))

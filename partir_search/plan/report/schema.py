@@ -90,6 +90,7 @@ REPORT_SCHEMA: dict[str, Any] = {
                 schedule=TEXT,
                 again={"description": "ops of a layer run again", **COUNT},
                 split_backward=TRUTH,
+                staged_state=TRUTH,
             )
         ),
         scan_layers=TRUTH,

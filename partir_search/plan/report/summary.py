@@ -123,6 +123,8 @@ def _why(plan: PlanFacts) -> str:
         parts.append(
             f"{plan.pipeline}, idle for {plan.timetable.idle_fraction():.0%} of the ticks' seconds"
         )
+        if plan.pipeline.staged_state:
+            parts.append(_staged(plan))
     elif plan.microbatches > 1:
         parts.append(f"{plan.microbatches} microbatches")
     if plan.pipelines:
@@ -133,6 +135,16 @@ def _why(plan: PlanFacts) -> str:
         padded = ", ".join(f"dim {p.dim} of {p.value} to {p.size}" for p in plan.padding)
         parts.append(f"padded inside of the program: {padded}")
     return "; ".join(parts)
+
+
+def _staged(plan: PlanFacts) -> str:
+    """Text about the arguments by stage, and those that move in every step."""
+    groups, edges = plan.module.staged.groups, plan.module.staged.edges
+    count = sum(len(g.arguments) for g in groups)
+    text = f"{count} arguments hold layers by stage between steps (plan.skew, plan.unskew)"
+    if edges:
+        text += f"; {len(edges)} of other kinds move in every step, {edges[0]}"
+    return text
 
 
 def _against_known(plan: PlanFacts) -> str:
