@@ -4,6 +4,7 @@
     python -m experiments.pipelines --theory --known
     python -m experiments.pipelines --planned
     python -m experiments.pipelines --planned --again
+    python -m experiments.pipelines --planned --staged
     python -m experiments.pipelines --context
 
 Seconds, memory and utilization of one step of 16 Mi tokens on 8,192 and 16,384 H100 (TP 8, PP 16,
@@ -12,7 +13,8 @@ layers and by sequences, kept or recomputed. The closed forms of `partir_search.
 make them a step. Each row recomputes the fewest layers of a stage with which it fits. `--known`
 adds the fastest known strategy without a pipeline that fits, on the whole model (a minute of CPU
 for each number of devices). `--planned` plans the model with `ps.Pipeline("stage")`, padded to 128
-layers, which chooses microbatches and chunks; with `--again` every layer is computed again.
+layers, which chooses microbatches and chunks; with `--again` every layer is computed again, with
+`--staged` the state of layers stays with their stages.
 `--context` plans the third row of the table: sequences of 131,072 tokens, with context parallelism
 on 16 devices between nodes. Nothing is allocated and nothing runs.
 """
@@ -49,6 +51,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_boolean("theory", False, "Closed forms on the simulator's figures of one layer.")
 flags.DEFINE_boolean("planned", False, "Plans with ps.Pipeline on the whole model.")
 flags.DEFINE_boolean("again", False, "Every layer of the planned model is computed again.")
+flags.DEFINE_boolean("staged", False, "The train state of layers stays with their stages.")
 flags.DEFINE_boolean("context", False, "Plans of sequences of 131,072 tokens.")
 flags.DEFINE_boolean("known", False, "The known strategies without pipelines beside them.")
 
@@ -212,7 +215,7 @@ def planned_rows(devices: int) -> list[dict[str, Any]]:
     step = ps.auto_partition(
         AbstractMesh(sizes, ("stage", "data", "model")),
         machine=H100.across_hosts("stage", "data"),
-        schedule=[ps.Pipeline("stage"), ps.AutomaticPartition()],
+        schedule=[ps.Pipeline("stage", staged_state=FLAGS.staged), ps.AutomaticPartition()],
         episodes=50,
         progress=False,
         on_overflow="warn",
