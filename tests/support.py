@@ -29,8 +29,9 @@ from partir_search.propagation.state import State
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.target.known_traits import traits_of
 from partir_search.simulator.target.machine import Machine
-from partir_search.simulator.target.traits import XlaTraits, traits_of
+from partir_search.simulator.target.traits import XlaTraits
 
 MESH = MeshShape(("batch", "model"), (2, 4))
 

@@ -14,7 +14,8 @@ from partir_search.ir.rule import OpRule
 from partir_search.lowering.traits import LoweringTraits
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.simulator import CostModel
-from partir_search.simulator.target.traits import UNKNOWN, AsyncAllGather, XlaTraits
+from partir_search.simulator.target.known_traits import UNKNOWN
+from partir_search.simulator.target.traits import AsyncAllGather, XlaTraits
 
 SAME = 5e-4  # difference of mean errors below which a trait makes no difference
 

@@ -15,7 +15,7 @@ from partir_search.ir.core import Module
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.lowering.shard_map import argument_specs, lifted_specs, result_specs, sharded
-from partir_search.simulator.target.traits import traits_of
+from partir_search.simulator.target.known_traits import traits_of
 
 
 def compiled_program(

@@ -39,7 +39,7 @@ from partir_search.planning.remedies import DoesNotFit, oom_message
 from partir_search.planning.trace import Call, Traced
 from partir_search.rules.construct import weakened
 from partir_search.shapes import ShapesPipeline
-from partir_search.simulator.target.traits import traits_of
+from partir_search.simulator.target.known_traits import traits_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.lowering.shard_map import sharded
 from partir_search.plan.pass_record import PassRecord
-from partir_search.simulator.target.traits import traits_of
+from partir_search.simulator.target.known_traits import traits_of
 
 
 def emission(program: LocalProgram, mesh: Any) -> PassRecord:

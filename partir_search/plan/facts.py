@@ -42,8 +42,8 @@ from partir_search.segments.split import segments_of
 from partir_search.simulator.cost import Cost, OpCost
 from partir_search.simulator.lower_bounds import products_bytes
 from partir_search.simulator.simulator import Simulation
+from partir_search.simulator.target.known_traits import traits_of
 from partir_search.simulator.target.machine import Machine
-from partir_search.simulator.target.traits import traits_of
 from partir_search.simulator.timeline import Timeline, timeline
 
 MOST_LIVE = 100_000  # values at the peak that a timeline lists

@@ -24,7 +24,7 @@ from partir_search.lowering.shard_map import (
     without_context,
 )
 from partir_search.segments.segment import Segment
-from partir_search.simulator.target.traits import traits_of
+from partir_search.simulator.target.known_traits import traits_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
+from partir_search.ir.analysis.critical_path import off_critical_path
 from partir_search.ir.core import Module
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.buffers import Buffers, assign_buffers, with_donations
@@ -13,7 +14,6 @@ from partir_search.simulator.memory.weight_casts import find_weight_casts
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.fusion import Fusions, fuse
-from partir_search.simulator.time.latency_hiding import off_critical_path
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -29,7 +29,7 @@ class ProgramFacts:
       for_dots: [values] True for an f32 value read by dots alone.
       forked: [values] True for a value off the critical path that is computed point by point and
         has several readers, or from such a value.
-      off_critical_path: ids of values on which no dot depends (`time/latency_hiding.py`).
+      off_critical_path: ids of values on which no dot depends (`ir/analysis/critical_path.py`).
     """
 
     module: Module

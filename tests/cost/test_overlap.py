@@ -9,16 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from partir_search.ir.analysis.critical_path import off_critical_path
 from partir_search.ir.core import Module
 from partir_search.lowering.localize import localize
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
-from partir_search.simulator.time.latency_hiding import (
-    InFlightCollective,
-    OverlapWindow,
-    off_critical_path,
-)
+from partir_search.simulator.time.latency_hiding import InFlightCollective, OverlapWindow
 from tests.support import ROUND, module_of, ones, state_of, tile_arg
 
 N = 64

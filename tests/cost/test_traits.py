@@ -13,9 +13,10 @@ import jax
 import pytest
 
 import partir_search as ps
+from partir_search.simulator.target.known_traits import PLATFORMS, TRAITS, UNKNOWN, traits_of
 from partir_search.simulator.target.machine import MACHINES, find_machine
 from partir_search.simulator.target.moved_traits import READERS
-from partir_search.simulator.target.traits import PLATFORMS, TRAITS, UNKNOWN, XlaTraits, traits_of
+from partir_search.simulator.target.traits import XlaTraits
 from tests.cost.traits_table import PAGE, page
 from tests.support import ROUND, TPU_TRAITS
 

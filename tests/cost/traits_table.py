@@ -6,8 +6,9 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from partir_search.simulator.target.known_traits import TRAITS, UNKNOWN
 from partir_search.simulator.target.trait_values import value_text
-from partir_search.simulator.target.traits import TRAITS, UNKNOWN, XlaTraits
+from partir_search.simulator.target.traits import XlaTraits
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "evidence" / "traits.md"
 

@@ -17,7 +17,7 @@ from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.scheduling.layouts import lookups, state_gradients
 from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.lowering.traits import NEUTRAL
-from partir_search.simulator.target.traits import PLATFORMS
+from partir_search.simulator.target.known_traits import PLATFORMS
 
 BATCH, WIDTH, VOCAB = 16, 256, 1024
 TACTICS = [

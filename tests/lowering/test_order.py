@@ -1,4 +1,4 @@
-"""Gathers made again wait for gradients that read much; of rings see test_rings.py."""
+"""Regathers and reductions wait for gradients that read much; of rings see test_rings.py."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 
 import partir_search as ps
 from partir_search.lowering import shard_map
 from partir_search.lowering.local_ir import LocalProgram, Reshard
+from partir_search.lowering.reshard_steps import Reduction
 from partir_search.lowering.scheduling.schedule import schedule_for
-from partir_search.simulator.target.traits import PLATFORMS
+from partir_search.simulator.target.known_traits import PLATFORMS
 
 LAYERS, WIDTH = 6, 16
 ZERO_3 = [
     ps.ManualPartition({"x": 0}, axis="batch"),
     ps.ManualPartition({f"w/{i}": 0 for i in range(LAYERS)}, axis="batch"),
 ]
+
+TENSOR = [ps.ManualPartition({f"w/{i}": 1 - i % 2 for i in range(LAYERS)}, axis="model")]
+DATA_AND_TENSOR = [ps.ManualPartition({"x": 0}, axis="batch"), *TENSOR]
 
 
 def step(w: list[Any], x: Any) -> list[Any]:
@@ -41,15 +47,15 @@ def arguments(batch: int) -> tuple[list[Any], Any]:
     return w, random.normal(size=(batch, WIDTH)).astype(np.float32)
 
 
-def planned(mesh: Any, *args: Any) -> LocalProgram:
-    partitioned = ps.auto_partition(mesh, schedule=ZERO_3, machine="tpu_v5e", donate_argnums=0)
+def planned(mesh: Any, *args: Any, schedule: Any = ZERO_3) -> LocalProgram:
+    partitioned = ps.auto_partition(mesh, schedule=schedule, machine="tpu_v5e", donate_argnums=0)
     return partitioned(step).plan(*args).program
 
 
 def waits(program: LocalProgram) -> dict[str, list[str]]:
-    """What is gathered again, and what it waits for."""
+    """Sources of collectives that wait, and what they wait for."""
     found = [item for item in program.body.steps if item.scheduling.after]
-    assert all(isinstance(item, Reshard) and item.regather for item in found)
+    assert all(isinstance(item, Reshard) for item in found)
     return {
         item.source.value.name: [x.value.name for x in item.scheduling.after]
         for item in found
@@ -84,4 +90,39 @@ def test_waiting_changes_no_number(mesh: jax.sharding.Mesh) -> None:
     barriers = [t.as_text().count("optimization_barrier") for t in (waiting, free)]
     assert barriers[0] - barriers[1] == LAYERS - 1 - 2
     for got, want in zip(waiting.compile()(*placed), step(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", [TENSOR, DATA_AND_TENSOR])
+def test_reductions_wait_for_gradients_made_before(mesh: jax.sharding.Mesh, schedule: Any) -> None:
+    """Partial sums of every second layer's input wait for the gradients of both layers above."""
+    args = arguments(4096)
+    program = planned(mesh, *args, schedule=schedule)
+    found = waits(program)
+    assert [len(names) for names in found.values()] == [2] * (LAYERS // 2 - 1)
+    readers = {
+        item.source.value.name: item for item in program.body.steps if isinstance(item, Reshard)
+    }
+    assert all(isinstance(readers[name].step, Reduction) for name in found)
+    assert not waits(planned(mesh, *arguments(64), schedule=schedule))
+
+
+@pytest.mark.parametrize("schedule", [TENSOR, DATA_AND_TENSOR])
+def test_waited_gradients_are_read_behind_the_barrier(
+    mesh: jax.sharding.Mesh, schedule: Any
+) -> None:
+    """XLA removes what a barrier returns to no reader: gradients reduced before, for example."""
+    args = arguments(4096)
+    program = schedule_for(planned(mesh, *args, schedule=schedule), PLATFORMS["tpu"])
+    specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
+    placed = jax.device_put(jax.tree.leaves(args), specs)
+    jitted = jax.jit(shard_map.sharded(program, mesh))
+    (mapped,) = jitted.trace(*placed).jaxpr.jaxpr.eqns
+    inner = mapped.params["jaxpr"]
+    read = {v for eqn in inner.eqns for v in eqn.invars if isinstance(v, jax.extend.core.Var)}
+    barriers = [eqn for eqn in inner.eqns if eqn.primitive.name == "optimization_barrier"]
+    waiting = [eqn for eqn in barriers if len(eqn.outvars) == 3]
+    assert len(waiting) == LAYERS // 2 - 1
+    assert all(read.issuperset(eqn.outvars) for eqn in waiting)
+    for got, want in zip(jitted(*placed), step(*args), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)

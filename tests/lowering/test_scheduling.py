@@ -22,7 +22,7 @@ from partir_search.lowering.scheduling.schedule import SCHEDULING, schedule_for
 from partir_search.lowering.shard_map import sharded
 from partir_search.lowering.verify_local import InvalidLocalProgram, verify_local
 from partir_search.plan.pass_record import PIPELINE
-from partir_search.simulator.target.traits import PLATFORMS
+from partir_search.simulator.target.known_traits import PLATFORMS
 
 MESH = AbstractMesh((2,), ("batch",))
 TPU, CPU = PLATFORMS["tpu"], PLATFORMS["cpu"]

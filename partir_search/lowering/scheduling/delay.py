@@ -1,4 +1,4 @@
-"""Rings and regathers delayed until weight gradients are computed.
+"""Rings, regathers and reductions delayed until weight gradients are computed.
 
 XLA defers gradients of weights to overlap compute with communication; the operands of deferred
 gradients stay alive (docs/evidence/traits.md: `delay_lag_collectives`, `delays_regathers`).
@@ -10,12 +10,17 @@ XLA's order, 5.0 GB with the delay.
 the gradients of a graph network's weights, whose operands are arrays of edges. Gradients with
 smaller operands keep XLA's order: a wait for short gradients saves nothing, and a dependency on
 experts' gradients adds a copy.
+
+*Reductions* of the backward pass, as of tensor parallelism, wait for such gradients as well. In
+programs with asynchronous collectives XLA's latency-hiding scheduler otherwise computes gradients
+that no collective sends inside of the update's kernels, at the end of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 
+from partir_search.ir.analysis.critical_path import off_critical_path
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import (
     LocalOp,
@@ -107,10 +112,52 @@ def _gathers(body: LocalRegion, rules: Sequence[OpRule], traits: LoweringTraits)
                 if len(waiting) > lag and waiting[-1 - lag]:
                     marks[at] = {"after": tuple(waiting[-1 - lag])}
                 waiting.append([])
-        elif rules[item.op.id].contracts and not isinstance(item, RingTurn):
-            read = max((x.nbytes for x in item.ins if isinstance(x, LocalValue)), default=0)
-            small = (out for out in item.outs if out.id in reduced)
-            waiting[-1] += [
-                out for out in small if read >= traits.delayed_reduction_ratio * out.nbytes
-            ]
+        else:
+            waiting[-1] += (x for x in _small_products(item, rules, traits) if x.id in reduced)
     return marks
+
+
+def delay_reductions(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
+    """Makes reductions of the backward pass wait for gradients of weights computed before.
+
+    A gradient is a contraction's result on which no contraction depends, smaller than the operands
+    by `LoweringTraits.delayed_reduction_ratio`. The reduction of a gradient waits for none.
+    """
+    if not traits.delays_reductions:
+        return program
+    partition = program.partition
+    late = off_critical_path(partition.module, partition.rules)
+    return mark_body(program, _reductions(program.body, partition.rules, late, traits))
+
+
+def _reductions(
+    body: LocalRegion, rules: Sequence[OpRule], late: Set[int], traits: LoweringTraits
+) -> Marks:
+    marks: dict[int, dict[str, tuple[LocalValue, ...]]] = {}
+    waiting: dict[int, LocalValue] = {}  # by id, gradients computed since the last marked reduction
+    for at, item in enumerate(body.steps):
+        if item.op is None or not item.op.backward:
+            continue
+        if isinstance(item, Reshard):
+            if waiting.pop(item.source.id, None):
+                waiting[item.target.id] = item.target
+            elif isinstance(item.step, Reduction) and item.source.value.id not in late and waiting:
+                marks[at] = {"after": tuple(waiting.values())}
+                waiting = {}
+            continue
+        for out in _small_products(item, rules, traits):
+            if out.value.id in late:
+                waiting[out.id] = out
+        read = [x for x in item.ins if isinstance(x, LocalValue)]
+        if len(read) == len(item.outs) == 1 and waiting.pop(read[0].id, None):
+            waiting[item.outs[0].id] = item.outs[0]  # later readers read the view or the cast
+    return marks
+
+
+def _small_products(
+    item: LocalOp, rules: Sequence[OpRule], traits: LoweringTraits
+) -> Iterator[LocalValue]:
+    """Results of a contraction smaller than the operands by `delayed_reduction_ratio`."""
+    if rules[item.op.id].contracts and not isinstance(item, RingTurn):
+        read = max((x.nbytes for x in item.ins if isinstance(x, LocalValue)), default=0)
+        yield from (x for x in item.outs if read >= traits.delayed_reduction_ratio * x.nbytes)

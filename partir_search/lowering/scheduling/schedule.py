@@ -7,7 +7,12 @@ from collections.abc import Callable
 
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.scheduling.cse import prevent_cse
-from partir_search.lowering.scheduling.delay import delay_gathers, delay_rings, order_turns
+from partir_search.lowering.scheduling.delay import (
+    delay_gathers,
+    delay_reductions,
+    delay_rings,
+    order_turns,
+)
 from partir_search.lowering.scheduling.early_reads import hoist_early_reads
 from partir_search.lowering.scheduling.ends import scatter_tiles_first, write_donated_last
 from partir_search.lowering.scheduling.layouts import pin_lookup_layouts, pin_update_layouts
@@ -22,6 +27,7 @@ SCHEDULING: dict[str, SchedulingPass] = {
         delay_rings,
         order_turns,
         delay_gathers,
+        delay_reductions,
         hoist_early_reads,
         prevent_cse,
         pin_update_layouts,

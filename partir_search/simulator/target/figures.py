@@ -13,7 +13,8 @@ from partir_search.messages.files import write_text
 from partir_search.messages.wording import shown
 from partir_search.profile.profile import Profile
 from partir_search.simulator.target import moved_traits
-from partir_search.simulator.target.traits import UNKNOWN, XlaTraits
+from partir_search.simulator.target.known_traits import UNKNOWN
+from partir_search.simulator.target.traits import XlaTraits
 
 GB = 1e9
 GIB = 2**30

@@ -14,7 +14,8 @@ from partir_search.simulator.target import moved_traits
 from partir_search.simulator.target.device_kinds import machine_name, memory_of, nearest_names
 from partir_search.simulator.target.figures import GB, GIB, TERA
 from partir_search.simulator.target.figures import Machine as Machine
-from partir_search.simulator.target.traits import XlaTraits, traits_named
+from partir_search.simulator.target.known_traits import traits_named
+from partir_search.simulator.target.traits import XlaTraits
 
 _EFFICIENCY = (
     "matmul 0.9, HBM 0.81 of peak (v5p 0.69), 2 us per kernel: XLA:TPU's own cycle estimates",
