@@ -93,8 +93,18 @@ class LoweringTraits:
         False,
         "flag",
         "Makes reductions of the backward pass wait for gradients that read much and make little.",
-        "XLA:TPU otherwise computes such gradients at the end of the step, with their operands"
-        " alive.",
+        "XLA:TPU's latency-hiding scheduler, in programs with an asynchronous collective, otherwise"
+        " computes such gradients at the end of the step. Graph networks with tensor parallelism on"
+        " v5e: 2.41 to 1.87 GB in 46.3 ms, 3.98 to 2.98 GB in 97.5 ms; a detector 5.22 to 4.30 GB,"
+        " 123.9 to 125.6 ms. On H100 the wait costs 6 % of a graph network's step.",
+    )
+    computes_gradients_first: bool = trait(
+        False,
+        "flag",
+        "Computes gradients that read much and make little before the chain of the backward pass"
+        " goes on, unless a collective of the chain could run meanwhile.",
+        "XLA:GPU otherwise computes them at the end of the step. A graph network with data"
+        " parallelism on 8 H100: 1.80 to 1.19 GB, 6.45 to 6.36 ms.",
     )
     delay_lag_collectives: int = trait(
         2,

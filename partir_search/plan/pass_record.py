@@ -25,6 +25,8 @@ PIPELINE = {
     "delay_rings": "rings wait for earlier rings",
     "order_turns": "turns of a ring, one after the other",
     "delay_gathers": "regathers wait for gradients",
+    "delay_reductions": "reductions of the backward pass wait for gradients",
+    "compute_gradients_first": "gradients of weights, before the backward pass goes on",
     "hoist_early_reads": "reads of the loss, before the backward pass",
     "prevent_cse": "barriers that keep regathers apart from earlier gathers",
     "pin_update_layouts": "gradients in the layout of their state",

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 
 import partir_search as ps
 from partir_search.lowering import shard_map
-from partir_search.lowering.local_ir import LocalProgram, Reshard
+from partir_search.lowering.local_ir import LocalOp, LocalProgram, Reshard
 from partir_search.lowering.reshard_steps import Reduction
 from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.simulator.target.known_traits import PLATFORMS
@@ -126,3 +126,39 @@ def test_waited_gradients_are_read_behind_the_barrier(
     assert all(read.issuperset(eqn.outvars) for eqn in waiting)
     for got, want in zip(jitted(*placed), step(*args), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_computed_first_without_collectives_beside(mesh: jax.sharding.Mesh) -> None:
+    """GPUs: with data parallelism each gradient but the last, which no product follows."""
+    args = arguments(4096)
+    data = [ps.ManualPartition({"x": 0}, axis="batch")]
+    gpu = PLATFORMS["gpu"]
+    program = schedule_for(planned(mesh, *args, schedule=data), gpu)
+    first = [item for item in program.body.steps if item.scheduling.before]
+    assert len(first) == LAYERS - 1
+    for item in first:
+        assert isinstance(item, LocalOp)
+        assert set(item.scheduling.before or ()) <= set(item.ins)
+        assert item.op.results[0].type.shape == (WIDTH, WIDTH)
+    assert not marked(planned(mesh, *arguments(64), schedule=data), gpu)
+    specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
+    placed = jax.device_put(jax.tree.leaves(args), specs)
+    ordered = jax.jit(shard_map.sharded(program, mesh))(*placed)
+    for got, want in zip(ordered, step(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_beside_collectives_keep_their_order(mesh: jax.sharding.Mesh) -> None:
+    """Tensor parallelism reduces every second gradient of an activation."""
+    program = planned(mesh, *arguments(4096), schedule=TENSOR)
+    sent = [
+        item.source.value.name
+        for item in program.body.steps
+        if isinstance(item, Reshard) and item.op is not None and item.op.backward
+    ]
+    assert len(sent) == LAYERS // 2 - 1
+    assert len(marked(program, PLATFORMS["gpu"])) == LAYERS // 2
+
+
+def marked(program: LocalProgram, traits: Any) -> list[Any]:
+    return [x for x in schedule_for(program, traits).body.steps if x.scheduling.before]

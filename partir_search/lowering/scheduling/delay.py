@@ -18,7 +18,7 @@ that no collective sends inside of the update's kernels, at the end of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 
 from partir_search.ir.analysis.critical_path import off_critical_path
 from partir_search.ir.rule import OpRule
@@ -32,6 +32,7 @@ from partir_search.lowering.local_ir import (
 )
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.reshard_steps import AllGather, Reduction
+from partir_search.lowering.scheduling.gradients import small_products
 from partir_search.lowering.scheduling.marks import Marks, mark_body, mark_regions
 from partir_search.lowering.traits import LoweringTraits
 
@@ -113,7 +114,7 @@ def _gathers(body: LocalRegion, rules: Sequence[OpRule], traits: LoweringTraits)
                     marks[at] = {"after": tuple(waiting[-1 - lag])}
                 waiting.append([])
         else:
-            waiting[-1] += (x for x in _small_products(item, rules, traits) if x.id in reduced)
+            waiting[-1] += (x for x in small_products(item, rules, traits) if x.id in reduced)
     return marks
 
 
@@ -145,19 +146,10 @@ def _reductions(
                 marks[at] = {"after": tuple(waiting.values())}
                 waiting = {}
             continue
-        for out in _small_products(item, rules, traits):
+        for out in small_products(item, rules, traits):
             if out.value.id in late:
                 waiting[out.id] = out
         read = [x for x in item.ins if isinstance(x, LocalValue)]
         if len(read) == len(item.outs) == 1 and waiting.pop(read[0].id, None):
             waiting[item.outs[0].id] = item.outs[0]  # later readers read the view or the cast
     return marks
-
-
-def _small_products(
-    item: LocalOp, rules: Sequence[OpRule], traits: LoweringTraits
-) -> Iterator[LocalValue]:
-    """Results of a contraction smaller than the operands by `delayed_reduction_ratio`."""
-    if rules[item.op.id].contracts and not isinstance(item, RingTurn):
-        read = max((x.nbytes for x in item.ins if isinstance(x, LocalValue)), default=0)
-        yield from (x for x in item.outs if read >= traits.delayed_reduction_ratio * x.nbytes)

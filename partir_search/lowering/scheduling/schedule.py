@@ -15,6 +15,7 @@ from partir_search.lowering.scheduling.delay import (
 )
 from partir_search.lowering.scheduling.early_reads import hoist_early_reads
 from partir_search.lowering.scheduling.ends import scatter_tiles_first, write_donated_last
+from partir_search.lowering.scheduling.gradients import compute_gradients_first
 from partir_search.lowering.scheduling.layouts import pin_lookup_layouts, pin_update_layouts
 from partir_search.lowering.scheduling.marks import unscheduled
 from partir_search.lowering.traits import LoweringTraits
@@ -28,6 +29,7 @@ SCHEDULING: dict[str, SchedulingPass] = {
         order_turns,
         delay_gathers,
         delay_reductions,
+        compute_gradients_first,
         hoist_early_reads,
         prevent_cse,
         pin_update_layouts,

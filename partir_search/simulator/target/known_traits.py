@@ -43,6 +43,7 @@ _GPU = XlaTraits(
     fuses_dot_epilogues=False,
     async_all_gather="arguments",
     defers_weight_gradients=True,
+    computes_gradients_first=True,
     pins_update_layouts=True,
     misaligned_product_rate=0.4,
     atomic_update_bytes={"bfloat16": 28.0, "float16": 28.0, "float32": 15.0},
