@@ -152,6 +152,7 @@ def test_machines_saved_with_former_fields(tmp_path: pathlib.Path) -> None:
     found = find_machine(str(file))
     later: dict[str, Any] = {
         **dict.fromkeys(("pins_update_layouts", "fuses_lookups"), False),
+        "computes_gradients_first": False,
         "stores_expensive_elementwise": False,
         "misaligned_product_rate": 1.0,
         "atomic_update_bytes": {},

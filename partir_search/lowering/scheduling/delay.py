@@ -18,11 +18,13 @@ that no collective sends inside of the update's kernels, at the end of the step.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence, Set
 
 from partir_search.ir.analysis.critical_path import off_critical_path
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import (
+    Instruction,
     LocalOp,
     LocalProgram,
     LocalRegion,
@@ -90,31 +92,30 @@ def order_turns(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
 def delay_gathers(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
     """Makes regathers wait for gradients computed `delay_lag_collectives` regathers earlier.
 
-    A gradient is a contraction's result with a later reduction among devices, smaller than the
-    operands by `LoweringTraits.delayed_reduction_ratio`.
+    A gradient is a contraction's result on which no contraction depends, smaller than the operands
+    by `LoweringTraits.delayed_reduction_ratio`.
     """
     if not traits.delays_regathers:
         return program
-    return mark_body(program, _gathers(program.body, program.partition.rules, traits))
+    partition = program.partition
+    late = off_critical_path(partition.module, partition.rules)
+    return mark_body(program, _gathers(program.body, partition.rules, late, traits))
 
 
-def _gathers(body: LocalRegion, rules: Sequence[OpRule], traits: LoweringTraits) -> Marks:
-    steps, lag = body.steps, traits.delay_lag_collectives
-    reduced = {
-        item.source.id
-        for item in steps
-        if isinstance(item, Reshard) and isinstance(item.step, Reduction)
-    }
+def _gathers(
+    body: LocalRegion, rules: Sequence[OpRule], late: Set[int], traits: LoweringTraits
+) -> Marks:
     marks: dict[int, dict[str, tuple[LocalValue, ...]]] = {}
-    waiting: list[list[LocalValue]] = [[]]  # gradients by number of earlier regathers
-    for at, item in enumerate(steps):
-        if isinstance(item, Reshard):
-            if item.regather and isinstance(item.step, AllGather):
-                if len(waiting) > lag and waiting[-1 - lag]:
-                    marks[at] = {"after": tuple(waiting[-1 - lag])}
-                waiting.append([])
-        else:
-            waiting[-1] += (x for x in small_products(item, rules, traits) if x.id in reduced)
+    waiting = collections.deque([_Gradients()], maxlen=traits.delay_lag_collectives + 1)
+    for at, item in enumerate(body.steps):
+        if isinstance(item, Reshard) and item.regather and isinstance(item.step, AllGather):
+            if len(waiting) == waiting.maxlen and waiting[0]:
+                marks[at] = {"after": tuple(waiting[0].values())}
+            waiting.append(_Gradients())
+            continue
+        for earlier in waiting:
+            earlier.follow(item)
+        waiting[-1].add(item, rules, late, traits)
     return marks
 
 
@@ -135,21 +136,37 @@ def _reductions(
     body: LocalRegion, rules: Sequence[OpRule], late: Set[int], traits: LoweringTraits
 ) -> Marks:
     marks: dict[int, dict[str, tuple[LocalValue, ...]]] = {}
-    waiting: dict[int, LocalValue] = {}  # by id, gradients computed since the last marked reduction
+    waiting = _Gradients()  # since the last marked reduction
     for at, item in enumerate(body.steps):
         if item.op is None or not item.op.backward:
             continue
-        if isinstance(item, Reshard):
-            if waiting.pop(item.source.id, None):
-                waiting[item.target.id] = item.target
-            elif isinstance(item.step, Reduction) and item.source.value.id not in late and waiting:
+        if isinstance(item, Reshard) and isinstance(item.step, Reduction):
+            if waiting and item.source.value.id not in late:
                 marks[at] = {"after": tuple(waiting.values())}
-                waiting = {}
-            continue
-        for out in small_products(item, rules, traits):
-            if out.value.id in late:
-                waiting[out.id] = out
-        read = [x for x in item.ins if isinstance(x, LocalValue)]
-        if len(read) == len(item.outs) == 1 and waiting.pop(read[0].id, None):
-            waiting[item.outs[0].id] = item.outs[0]  # later readers read the view or the cast
+                waiting = _Gradients()
+        waiting.follow(item)
+        waiting.add(item, rules, late, traits)
     return marks
+
+
+class _Gradients(dict[int, LocalValue]):
+    """Gradients by id of the local value to be read next: a view, a cast, or the reduced value.
+
+    XLA removes a value without later readers from a barrier.
+    """
+
+    def add(
+        self, item: Instruction, rules: Sequence[OpRule], late: Set[int], traits: LoweringTraits
+    ) -> None:
+        """Adds the gradients that an instruction computes."""
+        if isinstance(item, LocalOp):
+            found = small_products(item, rules, traits)
+            self.update((x.id, x) for x in found if x.value.id in late)
+
+    def follow(self, item: Instruction) -> None:
+        """Replaces the gradient that an instruction reads by the instruction's result."""
+        read = [item.source] if isinstance(item, Reshard) else item.ins
+        known = [x for x in read if isinstance(x, LocalValue)]
+        if len(known) == len(item.outs) == 1 and known[0].id in self:
+            del self[known[0].id]
+            self[item.outs[0].id] = item.outs[0]
