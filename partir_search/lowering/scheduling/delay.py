@@ -140,10 +140,14 @@ def _reductions(
     for at, item in enumerate(body.steps):
         if item.op is None or not item.op.backward:
             continue
-        if isinstance(item, Reshard) and isinstance(item.step, Reduction):
-            if waiting and item.source.value.id not in late:
-                marks[at] = {"after": tuple(waiting.values())}
-                waiting = _Gradients()
+        if (
+            isinstance(item, Reshard)
+            and isinstance(item.step, Reduction)
+            and item.source.value.id not in late
+            and waiting
+        ):
+            marks[at] = {"after": tuple(waiting.values())}
+            waiting = _Gradients()
         waiting.follow(item)
         waiting.add(item, rules, late, traits)
     return marks
