@@ -110,7 +110,7 @@ def auto_partition(
       trip_counts: iterations of data-dependent loops assumed by the simulator, by glob on a loop's
         source line, name stack or name: ``{"*solver.py:41*": 12}``. Default: 100, shared by nested
         loops, or the program's own limit if smaller.
-      dump_dir: folder for the program after each pass, `00_trace.ir` to `24_emit.ir`; plans of
+      dump_dir: folder for the program after each pass, `00_trace.ir` to `26_emit.ir`; plans of
         further signatures are written to subfolders. A search stopped by ctrl-C leaves
         `best_so_far.json` there, a plan.
       confirm: machine and topology whose compiler chooses the plan, ``tpu_v5e:2x4``, or True for

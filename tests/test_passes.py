@@ -85,15 +85,15 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
         "13_unfold.ir",
         "14_local.ir",
         *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 15)),
-        "24_emit.ir",
+        "26_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
     assert read["13_unfold.ir"] == plan.ir(full=True) + "\n"
-    assert read["23_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
-    assert "shard_map" in read["24_emit.ir"]
+    assert read["25_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
+    assert "shard_map" in read["26_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
     assert (tmp_path / "passes" / other.fingerprint / "14_local.ir").exists()
 
