@@ -19,6 +19,8 @@ from partir_search.mcts.game import play, rewind
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.planner import Planner
 from partir_search.planning.trace import split_call, trace_call
+from partir_search.simulator.arrays import Floats
+from partir_search.simulator.tables.ordered import OrderedTables
 from partir_search.simulator.tables.tables import CostTables
 from partir_search.simulator.target.machine import Machine
 from partir_search.strategies.catalogue import named_strategies
@@ -63,11 +65,12 @@ class Ratios:
     Attributes:
       at: linearised at the state itself.
       below: lower bounds: with the larger sides of the first state, of the state itself, and of the
-        first state with variables for copies and the labels of the states alone.
+        first state with variables for copies and the labels of the states alone; the last two
+        again with random multipliers of the gathers that compute hides.
     """
 
     at: float
-    below: tuple[float, float, float]
+    below: tuple[float, ...]
     order: tuple[int, ...]
 
 
@@ -77,7 +80,8 @@ def ratios(game: PlanningGame, tables: CostTables, partitions: Iterator[Partitio
     each = list(partitions)
     labels = np.array([tables.labels_of(partition) for partition in each])
     kept = [np.unique(column) for column in labels.T]
-    tightest: dict[tuple[int, ...], PairwiseModel] = {}  # by order
+    tightest: dict[tuple[int, ...], list[PairwiseModel]] = {}  # by order
+    rng = np.random.default_rng(0)
     for partition, at in zip(each, labels, strict=True):
         program = localize(partition, game.cache, sparse=True)
         seconds = game.model.simulate(program).cost.seconds
@@ -85,12 +89,25 @@ def ratios(game: PlanningGame, tables: CostTables, partitions: Iterator[Partitio
         ordered = tables.ordered(order)
         if order not in tightest:
             first = np.array([k.searchsorted(x) for k, x in zip(kept, labels[0], strict=True)])
-            tightest[order] = ordered.restricted(kept).below(first, joint_from=0.0)
+            tables_left = ordered.restricted(kept)
+            tightest[order] = [
+                tables_left.below(first, joint_from=0.0, multipliers=multipliers)
+                for multipliers in (None, _multipliers(rng, tables_left))
+            ]
         places = np.array([k.searchsorted(x) for k, x in zip(kept, at, strict=True)])
         below = (
             ordered.below(labels[0]).energy(at) / seconds,
             ordered.below(at).energy(at) / seconds,
-            least_completion(tightest[order], places) / seconds,
+            least_completion(tightest[order][0], places) / seconds,
+            ordered.below(at, multipliers=_multipliers(rng, ordered)).energy(at) / seconds,
+            least_completion(tightest[order][1], places) / seconds,
         )
         found.append(Ratios(tables.at(partition).energy(at) / seconds, below, order))
+    return found
+
+
+def _multipliers(rng: np.random.Generator, tables: OrderedTables) -> Floats:
+    """Random multipliers of gathers, between 0 and 2, nine of ten 0."""
+    count = len(tables.hidden_gathers.taken)
+    found: Floats = rng.uniform(0.0, 2.0, count) * (rng.random(count) < 0.1)
     return found

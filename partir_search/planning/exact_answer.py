@@ -175,10 +175,10 @@ def _bounded(
         unfinished.
     """
     bound = steps.bound([best for best, _ in found.values()], known, promising)
-    if bound is not None and bound.finished and bound is not known:
-        best = steps.scored(bound.labels)
+    if bound is not None and bound.finished and bound.found and bound is not known:
+        best = min((steps.scored(each) for each in bound.found), key=lambda x: x.score.rank())
         if not _proven(bound, {b"": (best, "bound")}):
-            best = steps.improve(bound.labels)[0]
+            best = steps.improve(best.labels)[0]
         found.setdefault(best.labels.tobytes(), (best, "bound"))
     return bound
 

@@ -9,11 +9,12 @@ like axes have the same. The least bound holds for all partitions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from partir_search.exact.pairwise import Floats, Pair, PairwiseModel
+from partir_search.exact.elimination import eliminate, elimination_order, least_completion
+from partir_search.exact.pairwise import Floats, Labelling, Pair, PairwiseModel
 from partir_search.exact.proof import prove
 from partir_search.exact.reduction import reduce
 from partir_search.exact.tree_bound import TreeBound
@@ -28,8 +29,13 @@ SWEEPS = 8  # message passes per round of removal
 LEAST_GAIN = 1e-4  # of a message pass, relative
 LEAST_REMOVED = 0.03  # fraction of the labels, for another round
 ROUNDS = 4  # of removal
+LEAST_RAISED = 0.001  # of the seconds, by multipliers
+STALE = 3  # turns of multipliers that raise no more, at the end
+TURNS = 12  # of multipliers
+SWEEPS_SOLVED, LEAST_GAIN_SOLVED = 40, 1e-5  # of a model with multipliers
+NEAR = 0.002  # of the seconds, at which the bound is near enough
 MAX_ENTRIES = 10_000_000  # of one table of elimination
-EFFORT = 1.0  # nominal seconds of message passes
+EFFORT = 2.0  # nominal seconds of message passes
 PAIR_SECONDS, ENTRY_SECONDS = 1.4e-5, 2.5e-8  # of a pass, nominal: per table, and per entry
 
 
@@ -40,17 +46,15 @@ class Bound:
     Attributes:
       seconds: no partition takes fewer seconds, by the simulator.
       exact: each order's bound is the minimum of the order's tables, or above the known seconds.
-      labels: [variables] labelling of least energy found.
-      order: axes' order of the tables of `labels`.
+      found: labellings of least energy under the tables of an order, or nearly so.
       upper: seconds of the known partition; no fewer than `seconds`.
-      finished: False if ended by `promising`: then `labels` are of the known partition.
+      finished: False if ended by `promising`.
       started: state of each order, for `known` of `bound_below`.
     """
 
     seconds: float
     exact: bool
-    labels: Ints
-    order: tuple[int, ...]
+    found: Sequence[Ints]
     upper: float
     finished: bool
     started: Sequence[_OrderBound] = dataclasses.field(repr=False)
@@ -91,7 +95,13 @@ def bound_below(
         orders = tables.orders_from(partition.order) if allowed is None else tables.orders
         started = [
             _OrderBound(
-                tables.ordered(order), labels, upper, allowed, effort / len(orders), should_continue
+                tables.ordered(order),
+                labels,
+                upper,
+                allowed,
+                effort / len(orders),
+                max_entries,
+                should_continue,
             )
             for order in orders
         ]
@@ -102,15 +112,18 @@ def bound_below(
         lowest = min(started, key=lambda each: each.seconds)
         if lowest.finished:
             break
-        lowest.refine(max_entries)
+        lowest.refine()
         if lowest.seconds < upper * (1.0 - promising):
             finished = False
             break
     lowest = min(started, key=lambda each: each.seconds)
     exact = all(each.exact or each.seconds >= upper for each in started)
-    best = lowest.best if finished else labels
-    seconds = min(lowest.seconds, upper)
-    return Bound(seconds, exact, best, lowest.tables.order, upper, finished, started)
+    found = [labels for each in started for labels in each.labellings()]
+    return Bound(min(lowest.seconds, upper), exact, found, upper, finished, started)
+
+
+Point = tuple[Ints, float, Floats | None]
+"""Labelling of least energy found in a model, the model's bound, and its multipliers."""
 
 
 class _OrderBound:
@@ -119,7 +132,6 @@ class _OrderBound:
     Attributes:
       tables: of the remaining labels.
       seconds: the bound.
-      best: [variables] labelling of least energy found.
       finished / exact: no step is left; the bound is the tables' minimum.
     """
 
@@ -130,9 +142,10 @@ class _OrderBound:
         upper: float,
         allowed: Sequence[Ints] | None,
         effort: float,
+        max_entries: int,
         should_continue: Callable[[], bool],
     ) -> None:
-        self.tables, self.seconds, self.best = tables, -np.inf, labels
+        self.tables, self.seconds, self._max_entries = tables, -np.inf, max_entries
         self.finished = self.exact = False
         self._limit = upper * (1.0 + ROUNDING)
         self._should_continue, self._effort = should_continue, effort
@@ -142,51 +155,104 @@ class _OrderBound:
             self.tables, self._kept = tables.restricted(allowed), list(allowed)
             self._at = _places(allowed, labels, [np.zeros(n) for n in tables.sizes])
         self._messages: dict[Pair, Floats] = {}
+        self._multipliers: Floats | None = None  # of gathers that compute hides
+        self._points: list[Point] = []
         self._rounds = 0
         self._settled = False  # removal of labels has ended
+        self._steps = self._all_steps()
 
     def begin_again(self, labels: Ints, upper: float, effort: float) -> None:
         """Begins with the labels left, at a partition of fewer seconds."""
         self._at = _places(self._kept, labels, [np.zeros(int(k[-1]) + 1) for k in self._kept])
         self._limit = upper * (1.0 + ROUNDING)
-        self._effort, self._rounds, self.best = effort, min(self._rounds, 1), labels
+        self._effort, self._rounds = effort, min(self._rounds, 1)
         self.finished = self.exact = self._settled = False
+        self._steps = self._all_steps()
 
-    def refine(self, max_entries: int) -> None:
-        """Removes labels once more or, if that has ended, computes the tables' minimum."""
-        if not self._settled:
+    def refine(self) -> None:
+        """Takes the next step: labels are removed until few are, the tables' minimum is bounded,
+        and multipliers of gathers are raised until the bound rises no more.
+        """
+        if next(self._steps, None) is None:
+            self.finished = True
+
+    def _all_steps(self) -> Iterator[bool]:
+        """Steps of `refine`."""
+        while not self._settled:
             self.remove_labels(SWEEPS)
-            return
+            yield True
+        self._points.append(self._prove())
+        yield True
+        stale, best = 0, (self.seconds, self._multipliers)
+        for _ in range(TURNS):
+            if stale == STALE or not self._is_far():
+                break
+            self._raise_multipliers()
+            turn = self.remove_labels(SWEEPS_SOLVED, solve=True)
+            if turn is None:
+                return
+            self._points.append(turn)
+            value = turn[1]
+            stale = 0 if value > best[0] * (1.0 + LEAST_RAISED) else stale + 1
+            best = max(best, (value, self._multipliers), key=lambda each: each[0])
+            yield True
+        if best[1] is not None:
+            self._multipliers = best[1]
+            self._points.append(self._prove())
+
+    def _is_far(self) -> bool:
+        """Further steps may help, and effort is left."""
+        return self.seconds < self._limit * (1.0 - NEAR) and self._effort > 0.0
+
+    def _prove(self) -> Point:
+        """Bounds the minimum of the tables; returns the labelling of least energy found."""
         model = self._model()
         proof = prove(
             model,
             self._limit,
-            max_entries=max_entries,
+            max_entries=self._max_entries,
             messages=self._messages,
             should_continue=self._budget(model),
         )
         self.seconds = max(self.seconds, proof.bound)
-        self.exact, self.finished = proof.exact, True
-        picked = zip(self._kept, proof.best.labels[: len(self._kept)], strict=True)
-        self.best = np.array([kept[x] for kept, x in picked], dtype=np.int64)
+        self.exact = proof.exact
+        return self._point(proof.best.labels, proof.bound)
 
-    def remove_labels(self, sweeps: int) -> None:
-        """Passes messages, and removes labels with a bound above the limit."""
-        model = self._model()
-        reduction = reduce(model)
-        tree = TreeBound(reduction.model, messages=self._messages)
-        more = self._budget(reduction.model)
+    def remove_labels(self, sweeps: int, *, solve: bool = False) -> Point | None:
+        """Passes messages, and removes labels with a bound above the limit.
+
+        Args:
+          solve: find a labelling of least energy, too.
+
+        Returns:
+          The labelling of least energy found, with `solve`; None if no labelling is within the
+          limit.
+        """
+        reduction = reduce(self._model())
+        model = reduction.model
+        order = elimination_order(model)
+        tree = TreeBound(model, order.variables, self._messages)
+        more = self._budget(model)
+        least_gain = LEAST_GAIN_SOLVED if solve else LEAST_GAIN
         for _ in range(sweeps):
             before = tree.value
-            if tree.sweep() - before <= LEAST_GAIN * abs(tree.value) or not more():
+            if tree.sweep() - before <= least_gain * abs(tree.value) or not more():
                 break
-        self.seconds = max(self.seconds, tree.value)
+        value, found = tree.value, None
+        if solve:
+            if order.largest <= self._max_entries:
+                best = eliminate(model, order)
+                value = best.energy
+            else:
+                best = Labelling(value, tree.decode())
+            found = self._point(reduction.lift(best).labels, value)
+        self.seconds = max(self.seconds, value)
         self._rounds += 1
         costs = reduction.label_bounds(tree.label_bounds, tree.value)[: len(self._kept)]
         left = [np.flatnonzero(each <= self._limit) for each in costs]
         if not all(map(len, left)):  # no labelling is within the limit
             self.seconds, self.finished, self._settled = self._limit, True, True
-            return
+            return None
         self._messages = tree.messages(left)
         removed = 1.0 - sum(map(len, left)) / sum(map(len, self._kept))
         few = removed < LEAST_REMOVED and sweeps > 1
@@ -195,6 +261,31 @@ class _OrderBound:
             self.tables = self.tables.restricted(left)
             self._at = _places(left, self._at, costs)
             self._kept = [kept[x] for kept, x in zip(self._kept, left, strict=True)]
+        return found
+
+    def _point(self, places: Ints, value: float) -> Point:
+        """A labelling, with the bound where it was found."""
+        picked = zip(self._kept, places[: len(self._kept)], strict=True)
+        labels = np.array([kept[x] for kept, x in picked], dtype=np.int64)
+        return labels, value, self._multipliers
+
+    def _raise_multipliers(self) -> None:
+        """Chooses multipliers for the next model by the labellings found so far, and the plan's."""
+        dual = self.tables.dual(self._at)
+        none = np.zeros(dual.count)
+        here = self.tables.below(self._at, joint_from=self._stakes)
+        points = [(self._at, least_completion(here, self._at))]
+        for labels, value, multipliers in self._points:
+            costs = [np.zeros(int(k[-1]) + 1) for k in self._kept]
+            places = _places(self._kept, labels, costs)
+            changed = dual.change(none if multipliers is None else multipliers, places)
+            points.append((places, value - changed))
+        start = none if self._multipliers is None else self._multipliers
+        self._multipliers = dual.raised(start, points)
+
+    def labellings(self) -> list[Ints]:
+        """Labellings of least energy, or nearly so, one per model."""
+        return [labels for labels, _, _ in self._points]
 
     def _budget(self, model: PairwiseModel) -> Callable[[], bool]:
         """Function called after each message pass, True while effort is left."""
@@ -207,9 +298,13 @@ class _OrderBound:
 
         return more
 
+    @property
+    def _stakes(self) -> float:
+        """Seconds at stake from which copies have a variable of their own."""
+        return JOINT * self._limit if self._rounds > 1 else np.inf
+
     def _model(self) -> PairwiseModel:
-        stakes = JOINT * self._limit if self._rounds > 1 else np.inf
-        return self.tables.below(self._at, joint_from=stakes)
+        return self.tables.below(self._at, joint_from=self._stakes, multipliers=self._multipliers)
 
 
 def _places(left: Sequence[Ints], labels: Ints, costs: Sequence[Floats]) -> Ints:

@@ -19,7 +19,15 @@ from partir_search.simulator.tables.uses import Use
 
 
 class HidingCompute:
-    """Largest seconds of compute by stretch of a region and label."""
+    """Largest seconds of compute by stretch of a region and label.
+
+    Attributes:
+      places: [kernels] region and position.
+      most: [kernels] seconds at most, of all labels and of each label of each variable.
+    """
+
+    places: list[tuple[int, int]]
+    most: list[tuple[float, dict[int, Floats]]]
 
     def __init__(
         self, kernels: Sequence[KernelTables], regions: Sequence[Region], sizes: Sequence[int]
@@ -36,10 +44,11 @@ class HidingCompute:
         }
         seconds = [np.zeros(len(region.ops) + 1) for region in regions]
         saved: dict[tuple[int, int], list[tuple[int, Floats]]] = {}
-        for kernel in kernels:
-            region, position = place[kernel.op]
+        self.places, self.most = [place[kernel.op] for kernel in kernels], []
+        for kernel, (region, position) in zip(kernels, self.places, strict=True):
             runs = max(kernel.runs, 1e-30)
             most, along = kernel.most()
+            self.most.append((most, along))
             seconds[region][position + 1] += most / runs
             for x, own in along.items():
                 less = np.maximum(most - own, 0.0) / runs

@@ -56,6 +56,16 @@ class Split:
             reduced=self.reduced.restricted(kept),
         )
 
+    def scaled(self, factor: float) -> Split:
+        """The split with all seconds times a factor."""
+        return dataclasses.replace(
+            self,
+            partial_moves=self.partial_moves * factor,
+            partial_vectors=self.partial_vectors * factor,
+            reduced=self.reduced.times(factor),
+            start=self.start * factor,
+        )
+
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class KernelTables:
@@ -100,6 +110,18 @@ class KernelTables:
             fused=self.fused.restricted(kept),
             split=self.split.restricted(kept) if self.split else None,
             ratio=self.ratio.restricted(kept) if self.ratio else None,
+        )
+
+    def scaled(self, factor: float) -> KernelTables:
+        """The kernel with all seconds times a factor."""
+        return dataclasses.replace(
+            self,
+            dots=self.dots.times(factor),
+            vectors=self.vectors.times(factor),
+            own=self.own.times(factor),
+            fused=self.fused.times(factor),
+            start=self.start * factor,
+            split=self.split.scaled(factor) if self.split else None,
         )
 
     def at(self, labels: Ints) -> float:

@@ -9,14 +9,14 @@ beside collectives, the collectives of a region are exposed by at least their ex
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+import functools
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
 from partir_search.exact.pairwise import ModelBuilder
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.tables.copy_groups import CopyGroup, CopyUse
-from partir_search.simulator.tables.hiding import HidingCompute
 from partir_search.simulator.tables.prices import Columns
 from partir_search.simulator.tables.uses import Use, by_group
 from partir_search.simulator.tables.variables import Variables
@@ -39,6 +39,18 @@ class Split:
     early: Sequence[Floats]
     copied: Floats
     at_use: Floats
+
+    def hidden(self, early: Floats, times: float) -> Floats | None:
+        """Seconds of the longest gather begun before the use that compute can hide; None for none.
+
+        Args:
+          early / times: as of `exposed`.
+        """
+        if not self.early:
+            return None
+        longest = functools.reduce(np.maximum, self.early)
+        found: Floats = np.minimum(longest, early) * times
+        return found if found.any() else None
 
     def exposed(self, early: Floats | float, times: float) -> Floats | float:
         """Exposed seconds of gathers begun before the use.
@@ -128,22 +140,27 @@ def read_below(
     uses: Sequence[Use],
     columns: Sequence[Columns],
     splits: Splits,
-    hiding: HidingCompute,
+    before: Sequence[Floats],
     excess: Sequence[bool],
     variables: Variables,
     traits: XlaTraits,
+    exposed: Mapping[int, Floats],
 ) -> list[CopyGroup]:
     """Adds lower bounds of the costs of moves, without moves that may share copies.
 
     Args:
       columns / splits: prices of the uses.
+      before: [uses] most seconds of compute beside a gather, over the scope.
       excess: by region, whether collectives count as exposed in full and the deferred dots as
         hidden; else collectives that dots can hide count as hidden.
+      exposed: by number of a use, further seconds of gathers (`hidden_gathers.py`).
 
     Returns:
       Groups of uses that may share copies.
     """
     of_use = {id(use): prices for use, prices in zip(uses, columns, strict=True)}
+    before_use = {id(use): early for use, early in zip(uses, before, strict=True)}
+    more = {id(uses[i]): table for i, table in exposed.items()}
     known: dict[Hashable, Floats] = {}
 
     def seconds(use: Use, early: Floats | float) -> Floats:
@@ -166,17 +183,18 @@ def read_below(
     groups = by_group(uses)
     for use in uses:
         members = groups.get(use.group, [use])
-        early = hiding.before(use)
+        early = before_use[id(use)]
         if len(members) == 1:
-            builder.add(use.table.scope, seconds(use, early))
+            builder.add(use.table.scope, seconds(use, early) + more.get(id(use), 0.0))
         elif use.table.windows:  # blocks fetched for one window serve others
-            longest = max(float(np.max(hiding.before(other))) for other in members)
+            longest = max(float(np.max(before_use[id(other)])) for other in members)
             builder.add(use.table.scope, seconds(use, longest) / len(members))
         elif use is members[0]:
             x = variables.of_value(use.table.value)
+            costs = [seconds(u, before_use[id(u)]) + more.get(id(u), 0.0) for u in members]
             copies = [
-                CopyUse.of(u.table.scope, x, seconds(u, hiding.before(u)), of_use[id(u)].copies)
-                for u in members
+                CopyUse.of(u.table.scope, x, cost, of_use[id(u)].copies)
+                for u, cost in zip(members, costs, strict=True)
             ]
             found.append(CopyGroup.of(x, copies))
     return found

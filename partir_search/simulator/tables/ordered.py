@@ -14,6 +14,7 @@ from partir_search.ir.rule import NONE
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.tables.consistency import inconsistent_pairs
+from partir_search.simulator.tables.hidden_gathers import Dual, Figures, HiddenGathers
 from partir_search.simulator.tables.hiding import HidingCompute
 from partir_search.simulator.tables.kernel_readings import read_kernel
 from partir_search.simulator.tables.kernels import KernelTables, kernel_tables
@@ -162,7 +163,13 @@ class OrderedTables:
             self._columns[number] = table.prices.of(items), (table.prices, table.items, alive)
         return [self._columns[key][0] for key in keys]
 
-    def below(self, labels: Ints, *, joint_from: float = np.inf) -> PairwiseModel:
+    def below(
+        self,
+        labels: Ints,
+        *,
+        joint_from: float = np.inf,
+        multipliers: Floats | None = None,
+    ) -> PairwiseModel:
         """Lower bounds of costs at all labellings, tight at one where they can be.
 
         Args:
@@ -170,26 +177,27 @@ class OrderedTables:
             seconds of collectives than of deferred dots.
           joint_from: seconds at stake from which copies of a value get a variable of their own,
             after those of the tables; the least energy over their labels is the bound.
+          multipliers: of `hidden_gathers`, between 0 and 1; by default 0.
         """
         excess = self._excess(labels)
-        hidden = {
-            k
-            for k in range(len(self.kernels))
-            if self._deferred[k] >= 0 and excess[self._deferred[k]]
-        }
-        builder = self._read_kernels(labels, exact=False, left_out=hidden)
-        hides = self.model.time.hides_gathers
-        beside = [kernel for kernel in self.kernels if hides[kernel.op]]
-        hiding = HidingCompute(beside, self.regions, self.sizes)
+        gathers, taken, exposed = self.hidden_gathers, None, dict[int, Floats]()
+        if multipliers is not None:
+            taken = multipliers @ gathers.taken
+            shares = gathers.multipliers(multipliers).tolist()
+            each = zip(gathers.uses, shares, gathers.hidden, strict=True)
+            exposed = {use: share * table for use, share, table in each if share}
+        left_out = self._hidden_kernels(excess)
+        builder = self._read_kernels(labels, exact=False, left_out=left_out, taken=taken)
         groups = read_below(
             builder,
             self.uses,
             self.columns(),
             self._splits,
-            hiding,
+            self._before,
             excess,
             self.variables,
             self.model.machine.traits,
+            exposed,
         )
         prohibitive = PROHIBITIVE * builder.model().energy(labels)
         for group in groups:
@@ -198,6 +206,70 @@ class OrderedTables:
             else:
                 group.add_shares(builder)
         return self._consistent(builder, prohibitive)
+
+    def _hidden_kernels(self, excess: Sequence[bool]) -> set[int]:
+        """Kernels that count as hidden, beside the collectives of their region."""
+        return {k for k, region in enumerate(self._deferred) if region >= 0 and excess[region]}
+
+    @functools.cached_property
+    def _hiding(self) -> tuple[HidingCompute, list[int]]:
+        """Compute beside gathers, and the numbers of the kernels."""
+        hides = self.model.time.hides_gathers
+        beside = [k for k, kernel in enumerate(self.kernels) if hides[kernel.op]]
+        kernels = [self.kernels[k] for k in beside]
+        return HidingCompute(kernels, self.regions, self.sizes), beside
+
+    @functools.cached_property
+    def _before(self) -> list[Floats]:
+        """[uses] most seconds of compute beside a gather, over the scope."""
+        hiding, _ = self._hiding
+        return [hiding.before(use) for use in self.uses]
+
+    @functools.cached_property
+    def hidden_gathers(self) -> HiddenGathers:
+        """Gathers that compute may hide."""
+        hidden = [
+            None
+            if use.optional or use.table.windows or use.table.settles
+            else self._splits.of(use, prices).hidden(early, use.table.times)
+            for use, prices, early in zip(self.uses, self.columns(), self._before, strict=True)
+        ]
+        hiding, beside = self._hiding
+        places = [(NONE, NONE)] * len(self.kernels)
+        for k, place in zip(beside, hiding.places, strict=True):
+            places[k] = place
+        return HiddenGathers.of(self.uses, hidden, self.kernels, places)
+
+    def dual(self, labels: Ints) -> Dual:
+        """Dual of `hidden_gathers` over multipliers.
+
+        Args:
+          labels: of `below`.
+        """
+        counted = np.ones(len(self.kernels))
+        counted[[*self._hidden_kernels(self._excess(labels))]] = 0.0
+        most = self._most(labels)
+        gathers, columns = self.hidden_gathers, self.columns()
+
+        def figures(each: Ints) -> Figures:
+            return Figures(
+                gathers.seconds(self.uses, columns, each),
+                np.array([kernel.at(each) for kernel in self.kernels]),
+                np.array([m if x < 0 else along[each[x]] for m, x, along in most]),
+            )
+
+        return Dual(gathers, counted, figures)
+
+    def _most(self, labels: Ints) -> list[tuple[float, int, Floats]]:
+        """[kernels] seconds at most of a kernel beside gathers, and of each label of one variable,
+        that of the least seconds at a labelling; NONE if a kernel has no variables.
+        """
+        found = [(0.0, NONE, np.zeros(0))] * len(self.kernels)
+        hiding, beside = self._hiding
+        for k, (most, along) in zip(beside, hiding.most, strict=True):
+            x = min(along, key=lambda x: float(along[x][labels[x]]), default=NONE)
+            found[k] = most, x, along.get(x, np.zeros(0))
+        return found
 
     def _consistent(
         self, builder: ModelBuilder, prohibitive: float, kept: Sequence[Ints] | None = None
@@ -209,13 +281,31 @@ class OrderedTables:
         return builder.model()
 
     def _read_kernels(
-        self, labels: Ints, *, exact: bool, left_out: Set[int] = frozenset()
+        self,
+        labels: Ints,
+        *,
+        exact: bool,
+        left_out: Set[int] = frozenset(),
+        taken: Floats | None = None,
     ) -> ModelBuilder:
+        """Kernels as a pairwise model.
+
+        Args:
+          left_out: kernels that count no seconds.
+          taken: [kernels] shares of the seconds that gathers take; by default none.
+        """
         builder = ModelBuilder(self.sizes)
         builder.constant = self.own_collectives
-        for k, kernel in enumerate(self.kernels):
-            if k not in left_out:
-                read_kernel(kernel, builder, labels, self.sizes, exact=exact)
+        shares = np.zeros(len(self.kernels)) if taken is None else taken
+        most = self._most(labels) if shares.any() else []
+        for k, (kernel, share) in enumerate(zip(self.kernels, shares.tolist(), strict=True)):
+            rest = float(k not in left_out) - share
+            if rest > 0.0:
+                own = kernel.scaled(rest) if share else kernel
+                read_kernel(own, builder, labels, self.sizes, exact=exact)
+            elif rest < 0.0:
+                whole, x, along = most[k]
+                builder.add((x,) if x >= 0 else (), rest * (along if x >= 0 else np.array(whole)))
         return builder
 
     def seconds(self, labels: Ints) -> Floats:

@@ -54,6 +54,10 @@ class Sum:
             terms.append((free, sliced(table, scope, kept).reshape(shape)))
         return Sum(terms)
 
+    def times(self, factor: float) -> Sum:
+        """The sum times a factor."""
+        return Sum([(scope, table * factor) for scope, table in self.tables.items()])
+
     def at(self, labels: Ints) -> float:
         """Value at a labelling."""
         return sum(float(t[tuple(labels[x] for x in scope)]) for scope, t in self.tables.items())

@@ -1,0 +1,188 @@
+"""Compute beside gathers as costs: gathers are exposed by at least their seconds less the compute.
+
+A gather of s seconds hides behind h seconds of compute, and is exposed for `s - h`. Label by label,
+`HidingCompute` knows the most that h can be; the gather is exposed for at least
+
+    max(0, s - most) + m (min(s, most) - h)
+
+with any m between 0 and 1. The compute limits what gathers hide, in seconds of one run of a region:
+
+- h is at most the compute between the gather's start and its use;
+- all gathers up to a position hide no more than all compute up to there.
+
+With a multiplier per limit, h becomes the kernels' own seconds: a kernel beside gathers costs less
+by the multipliers. This is a Lagrangian, a bound for all multipliers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from partir_search.ir.rule import NONE
+from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.tables.kernels import KernelTables
+from partir_search.simulator.tables.prices import Columns
+from partir_search.simulator.tables.uses import Use
+
+PREFIXES = 24  # positions of a region, at most, up to which all gathers have a limit
+STEPS = 200  # of the ascent
+FIRST_STEP = 0.3  # of a multiplier
+LAST_STEP = 0.003
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HiddenGathers:
+    """Gathers of a program that compute may hide, and limits of what it hides.
+
+    Attributes:
+      uses: numbers of the uses.
+      hidden: [uses] tables over the use's scope: most seconds per step that compute hides.
+      shares: [uses, limits] multiplier of a use per multiplier of a limit.
+      taken: [limits, kernels] share of a kernel's seconds per multiplier of a limit.
+    """
+
+    uses: Sequence[int]
+    hidden: Sequence[Floats]
+    shares: Floats
+    taken: Floats
+
+    @classmethod
+    def of(
+        cls,
+        uses: Sequence[Use],
+        hidden: Sequence[Floats | None],
+        kernels: Sequence[KernelTables],
+        places: Sequence[tuple[int, int]],
+    ) -> HiddenGathers:
+        """Gathers of uses. Numbers of limits are the same whatever labels are left.
+
+        Args:
+          hidden: [uses] most seconds that compute hides, over the scope; None for none.
+          places: [kernels] region and position; a region of NONE for a kernel that no gather runs
+            beside.
+        """
+        position = np.array([at for _, at in places], dtype=np.int64)
+        region = np.array([number for number, _ in places], dtype=np.int64)
+        per_run = 1.0 / np.array([max(kernel.runs, 1e-30) for kernel in kernels])
+
+        def beside(of: int, first: int, stop: int) -> Floats:
+            """[kernels] one over the runs of a kernel within positions of a region, else 0."""
+            return np.where((region == of) & (position >= first) & (position < stop), per_run, 0.0)
+
+        some = [i for i, use in enumerate(uses) if not use.table.settles]
+        groups: dict[int, list[int]] = {}
+        for i in some:
+            groups.setdefault(uses[i].group if uses[i].group != NONE else -2 - i, []).append(i)
+        limits: list[tuple[dict[int, float], Floats]] = []  # shares of uses and of kernels
+        for members in groups.values():
+            taken = np.zeros(len(kernels))
+            for use in (uses[i] for i in members):
+                first = 0 if use.given else use.made + 1
+                taken += use.table.times * beside(use.region, first, use.position)
+            limits.append((dict.fromkeys(members, 1.0), taken))
+        for of in sorted({uses[i].region for i in some}):
+            runs = {i: max(uses[i].table.times, 1e-30) for i in some if uses[i].region == of}
+            stops = sorted({uses[i].position for i in runs})
+            for stop in stops[:: -(-len(stops) // PREFIXES)]:
+                within = {i: n for i, n in runs.items() if uses[i].position <= stop}
+                most = max(within.values())
+                of_uses = {i: most / n for i, n in within.items()}
+                limits.append((of_uses, most * beside(of, 0, stop)))
+        found = [i for i in some if hidden[i] is not None]
+        place = {i: n for n, i in enumerate(found)}
+        shares = np.zeros((len(found), len(limits)))
+        for number, (of_uses, _) in enumerate(limits):
+            for i, share in of_uses.items():
+                if i in place:
+                    shares[place[i], number] = share
+        rows = np.array([taken for _, taken in limits]).reshape(len(limits), len(kernels))
+        return cls(found, [h for h in hidden if h is not None], shares, rows)
+
+    def multipliers(self, limits: Floats) -> Floats:
+        """[uses] multipliers of the uses by those of the limits."""
+        found: Floats = np.minimum(self.shares @ limits, 1.0)
+        return found
+
+    def seconds(self, uses: Sequence[Use], columns: Sequence[Columns], labels: Ints) -> Floats:
+        """[uses] most seconds that compute hides at a labelling; uses of one copy have shares."""
+        found, seen = np.zeros(len(self.uses)), dict[tuple[int, int], list[int]]()
+        for n, (i, table) in enumerate(zip(self.uses, self.hidden, strict=True)):
+            place = tuple([int(labels[x]) for x in uses[i].table.scope])
+            found[n] = np.broadcast_to(table, columns[i].moved.shape)[place]
+            layout = int(columns[i].copies[place])
+            if found[n] and layout != NONE and uses[i].group != NONE:
+                seen.setdefault((uses[i].group, layout), []).append(n)
+        for each in seen.values():
+            found[each] /= len(each)
+        return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Figures:
+    """Seconds at a labelling.
+
+    Attributes:
+      hidden: [uses] `HiddenGathers.seconds`.
+      kernels / most: [kernels] seconds, and upper bounds that pairwise tables can express.
+    """
+
+    hidden: Floats
+    kernels: Floats
+    most: Floats
+
+
+class Dual:
+    """Energies of labellings as functions of the limits' multipliers: concave, piecewise linear.
+
+    Attributes:
+      count: number of limits.
+    """
+
+    def __init__(
+        self, gathers: HiddenGathers, counted: Floats, figures: Callable[[Ints], Figures]
+    ) -> None:
+        """Dual of gathers.
+
+        Args:
+          counted: [kernels] 1.0 for a kernel with seconds in the energy, else 0.0.
+          figures: of a labelling.
+        """
+        self._gathers, self._counted, self._figures = gathers, counted, figures
+        self.count = len(gathers.taken)
+
+    def change(self, limits: Floats, labels: Ints) -> float:
+        """Change of a labelling's energy from no multipliers."""
+        return self._change(limits, [self._figures(labels)])[0]
+
+    def _change(self, limits: Floats, points: Sequence[Figures]) -> list[float]:
+        m, taken = self._gathers.multipliers(limits), limits @ self._gathers.taken
+        own = np.minimum(taken, self._counted)
+        return [float(p.hidden @ m - p.kernels @ own - p.most @ (taken - own)) for p in points]
+
+    def raised(self, limits: Floats, points: Sequence[tuple[Ints, float]]) -> Floats:
+        """Multipliers of a higher least energy of some labellings, by ascent.
+
+        Args:
+          limits: where the ascent begins.
+          points: labellings, and their energies with no multipliers.
+        """
+        figures = [self._figures(labels) for labels, _ in points]
+        energies = np.array([energy for _, energy in points])
+        best, best_value, m = limits, -np.inf, limits.copy()
+        squares = np.zeros(self.count)
+        gathers = self._gathers
+        for step in np.geomspace(FIRST_STEP, LAST_STEP, STEPS):
+            values = energies + self._change(m, figures)
+            lowest = int(np.argmin(values))
+            if values[lowest] > best_value:
+                best, best_value = m.copy(), float(values[lowest])
+            at = figures[lowest]
+            each = np.where(m @ gathers.taken < self._counted, at.kernels, at.most)
+            free = gathers.shares @ m < 1.0
+            slope = (at.hidden * free) @ gathers.shares - gathers.taken @ each
+            squares += slope * slope
+            m = np.maximum(m + step * slope / np.sqrt(np.maximum(squares, 1e-30)), 0.0)
+        return best
