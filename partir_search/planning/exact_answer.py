@@ -27,6 +27,7 @@ FITTED = 2  # assignments over the limits that are fitted
 OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
 DEAR = 1.1  # seconds within the limits over those without, where the search may find better
 PROMISING = 0.002  # of a bound after removal of labels, for a proof of the first answer
+NEAR = 0.005  # of a bound, above which multipliers of gathers are raised
 PROVEN = 1e-5  # of a bound, above which an assignment is not the best
 ALIKE = 4  # decimals of log figures in which assignments are alike
 
@@ -122,6 +123,8 @@ def exact_moves(
                 break
     else:
         bound = _bounded(steps, found, bound)
+        if bound is not None and not _proven(bound, found, NEAR):
+            bound = _bounded(steps, found, bound, raises=True)
         reached = min(each.score.excess for each, _ in found.values()) <= OUT_OF_REACH
         if reached and (bound is None or not _proven(bound, found, FAR)):
             rest = _unlike([scored[score] for score in (first, *others)], started)
@@ -166,6 +169,7 @@ def _bounded(
     found: dict[bytes, Named],
     known: Bound | None,
     promising: float = math.inf,
+    raises: bool = False,
 ) -> Bound | None:
     """Bound of all assignments; adds the assignment of least energy, improved, to `found`.
 
@@ -173,8 +177,9 @@ def _bounded(
       known: an earlier bound, kept unless assignments of fewer seconds have been found since.
       promising: relative distance from the assignments found; a farther bound is left
         unfinished.
+      raises: raise multipliers of gathers.
     """
-    bound = steps.bound([best for best, _ in found.values()], known, promising)
+    bound = steps.bound([best for best, _ in found.values()], known, promising, raises=raises)
     if bound is not None and bound.finished and bound.found and bound is not known:
         best = min((steps.scored(each) for each in bound.found), key=lambda x: x.score.rank())
         if not _proven(bound, {b"": (best, "bound")}):

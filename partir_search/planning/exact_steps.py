@@ -166,7 +166,12 @@ class ExactSteps:
         return self._highest[labels.tobytes()]
 
     def bound(
-        self, found: Sequence[Found], known: Bound | None = None, promising: float = math.inf
+        self,
+        found: Sequence[Found],
+        known: Bound | None = None,
+        promising: float = math.inf,
+        *,
+        raises: bool = False,
     ) -> Bound | None:
         """Lower bound of the seconds of all assignments.
 
@@ -174,6 +179,7 @@ class ExactSteps:
           found: some assignments.
           known: an earlier bound; the result if finished at the fewest seconds of `found`.
           promising: ends once a bound is known to be farther from the fewest seconds, relative.
+          raises: raise multipliers of gathers (`bound_below`).
 
         Returns:
           The bound; None if seconds are no goal, or the tables are too large.
@@ -187,11 +193,18 @@ class ExactSteps:
         seconds = self._cost(labels).seconds
         if self._score(labels).objective != seconds:
             return None
-        if known is not None and known.finished and known.upper <= seconds * (1.0 + LEAST_GAIN):
+        done = known is not None and known.finished and known.raised >= raises
+        if known is not None and done and known.upper <= seconds * (1.0 + LEAST_GAIN):
             return known
         with self._assigned(labels) as partition:
             return bound_below(
-                tables, partition, seconds, allowed=allowed, known=known, promising=promising
+                tables,
+                partition,
+                seconds,
+                allowed=allowed,
+                known=known,
+                promising=promising,
+                raises=raises,
             )
 
     def _decided(self, axis: int, *, all_choices: bool = False) -> Iterator[tuple[int, int]]:

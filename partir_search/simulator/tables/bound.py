@@ -49,6 +49,7 @@ class Bound:
       found: labellings of least energy under the tables of an order, or nearly so.
       upper: seconds of the known partition; no fewer than `seconds`.
       finished: False if ended by `promising`.
+      raised: multipliers of gathers were raised as far as the effort allowed.
       started: state of each order, for `known` of `bound_below`.
     """
 
@@ -57,6 +58,7 @@ class Bound:
     found: Sequence[Ints]
     upper: float
     finished: bool
+    raised: bool
     started: Sequence[_OrderBound] = dataclasses.field(repr=False)
 
 
@@ -68,6 +70,7 @@ def bound_below(
     allowed: Sequence[Ints] | None = None,
     known: Bound | None = None,
     promising: float = np.inf,
+    raises: bool = True,
     max_entries: int = MAX_ENTRIES,
     effort: float = EFFORT,
     should_continue: Callable[[], bool] = lambda: True,
@@ -82,6 +85,7 @@ def bound_below(
       allowed: [variables] labels that partitions may have, by default all.
       known: an earlier bound by a partition of no fewer seconds, whose removed labels stay removed.
       promising: ends once a bound after removal of labels is farther from `upper`, relative.
+      raises: raise multipliers of gathers, which takes most of the effort.
       max_entries: limit of a table of exact elimination.
       effort: limit of message passes in nominal seconds, the same on every machine.
       should_continue: called between passes; False ends the computation after one pass per order.
@@ -90,7 +94,7 @@ def bound_below(
     if known is not None:
         started = known.started
         for each in started:
-            each.begin_again(labels, upper, effort / len(started))
+            each.begin_again(labels, upper, effort / len(started), raises)
     else:
         orders = tables.orders_from(partition.order) if allowed is None else tables.orders
         started = [
@@ -107,6 +111,7 @@ def bound_below(
         ]
         for each in started:
             each.remove_labels(1)
+            each.begin_again(labels, upper, effort / len(started), raises)
     finished = True
     while should_continue():
         lowest = min(started, key=lambda each: each.seconds)
@@ -119,7 +124,7 @@ def bound_below(
     lowest = min(started, key=lambda each: each.seconds)
     exact = all(each.exact or each.seconds >= upper for each in started)
     found = [labels for each in started for labels in each.labellings()]
-    return Bound(min(lowest.seconds, upper), exact, found, upper, finished, started)
+    return Bound(min(lowest.seconds, upper), exact, found, upper, finished, raises, started)
 
 
 Point = tuple[Ints, float, Floats | None]
@@ -158,16 +163,18 @@ class _OrderBound:
         self._multipliers: Floats | None = None  # of gathers that compute hides
         self._points: list[Point] = []
         self._rounds = 0
-        self._settled = False  # removal of labels has ended
+        self._settled = self._proven = self._raises = False  # how far `refine` has come
         self._steps = self._all_steps()
 
-    def begin_again(self, labels: Ints, upper: float, effort: float) -> None:
-        """Begins with the labels left, at a partition of fewer seconds."""
-        self._at = _places(self._kept, labels, [np.zeros(int(k[-1]) + 1) for k in self._kept])
-        self._limit = upper * (1.0 + ROUNDING)
-        self._effort, self._rounds = effort, min(self._rounds, 1)
-        self.finished = self.exact = self._settled = False
+    def begin_again(self, labels: Ints, upper: float, effort: float, raises: bool) -> None:
+        """Begins with the labels left, at a partition of no more seconds."""
+        self._effort, self._raises, self.finished = effort, raises, False
         self._steps = self._all_steps()
+        if upper * (1.0 + ROUNDING) < self._limit:
+            self._at = _places(self._kept, labels, [np.zeros(int(k[-1]) + 1) for k in self._kept])
+            self._limit = upper * (1.0 + ROUNDING)
+            self._rounds = min(self._rounds, 1)
+            self.exact = self._settled = self._proven = False
 
     def refine(self) -> None:
         """Takes the next step: labels are removed until few are, the tables' minimum is bounded,
@@ -181,10 +188,12 @@ class _OrderBound:
         while not self._settled:
             self.remove_labels(SWEEPS)
             yield True
-        self._points.append(self._prove())
-        yield True
+        if not self._proven:
+            self._points.append(self._prove())
+            self._proven = True
+            yield True
         stale, best = 0, (self.seconds, self._multipliers)
-        for _ in range(TURNS):
+        for _ in range(TURNS if self._raises else 0):
             if stale == STALE or not self._is_far():
                 break
             self._raise_multipliers()
@@ -196,7 +205,7 @@ class _OrderBound:
             stale = 0 if value > best[0] * (1.0 + LEAST_RAISED) else stale + 1
             best = max(best, (value, self._multipliers), key=lambda each: each[0])
             yield True
-        if best[1] is not None:
+        if self._raises and best[1] is not None:
             self._multipliers = best[1]
             self._points.append(self._prove())
 
