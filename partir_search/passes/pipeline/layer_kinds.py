@@ -109,7 +109,7 @@ def _read_arguments(
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Members:
-    """What reads and makes values of a class, in order.
+    """Readers and makers of the values of a class, in order.
 
     Attributes:
       rows, stacked: values from, and for, a stack, each with the number of the op.
