@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,6 @@ from partir_search.ir.manual import AxisNames
 from partir_search.ir.mesh import MeshShape
 from partir_search.passes.group_arguments import with_groups
 from partir_search.passes.views import with_views
-from partir_search.plan.alternatives import TriedPipeline
 from partir_search.plan.argument_record import record_differences
 from partir_search.plan.context import PlanContext
 from partir_search.plan.multihost import plan_first, spans_processes
@@ -34,15 +34,15 @@ from partir_search.planning.changes import changes_of
 from partir_search.planning.checks.batch import warn_uneven
 from partir_search.planning.confirm.confirm import confirmed
 from partir_search.planning.confirm.contenders import near_plans
+from partir_search.planning.contest import Contest, behind, rank, slowed
 from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.known_strategies import known_actions
-from partir_search.planning.layer_forms import SLOWER, layer_forms
+from partir_search.planning.layer_forms import layer_forms
 from partir_search.planning.loops import Layered, with_loops
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch
-from partir_search.planning.pipeline_choice import offered_options, tried_pipeline
-from partir_search.planning.planner import Planner
+from partir_search.planning.pipeline_choice import offered_options
 from partir_search.planning.planner_cache import PlannerCache
 from partir_search.planning.planner_maker import PlannerMaker
 from partir_search.planning.program_forms import first_stage, program_forms
@@ -54,7 +54,6 @@ from partir_search.planning.trace import Call, Traced, own_shardings, read_call
 from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
 
-FAST = 0.97  # of a plan's seconds: below, memory has slowed the plan
 MAX_OPS_TWICE = 6000  # of a program that is traced again for the figures of another batch
 
 
@@ -140,17 +139,37 @@ class PlanPipeline:
         kwargs: dict[str, Any],
         spec: PlanSpec | None,
         traces: Mapping[Rewrites, Traced] = MappingProxyType({}),
-        whole: Traced | None = None,
     ) -> tuple[Plan, Traced]:
+        """Best plan over pipelines, the loops over microbatches and the forms of the program.
+
+        Args:
+          spec: a plan to replay.
+          traces: traced calls, by loop.
+        """
+        if spec is None and self._options.competing:
+            return self._best_choice(call, args, kwargs)
+        best = self._best_form(call, args, kwargs, spec, traces)
+        assert best is not None
+        return self._finished(best[0]), best[1]
+
+    def _best_form(
+        self,
+        call: Call,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        spec: PlanSpec | None,
+        traces: Mapping[Rewrites, Traced] = MappingProxyType({}),
+        whole: Traced | None = None,
+        rival: float = math.inf,
+    ) -> tuple[Plan, Traced] | None:
         """Best plan over the loops over microbatches and the forms of the program.
 
         Args:
           spec: a plan to replay.
           traces: traced calls, by loop.
           whole: the traced call before all passes, if known.
+          rival: seconds of a fitting plan to stay below; None is returned if no form can.
         """
-        if spec is None and self._options.competing:
-            return self._best_choice(call, args, kwargs)
         best: tuple[Plan, Traced] | None = None
         planned: set[Rewrites] = set()
         loops = (spec.rewrites.loop,) if spec else self._options.loops
@@ -166,20 +185,16 @@ class PlanPipeline:
             planned.add(traced.rewrites)
             fits = False
             for stage in program_forms(traced, spec.rewrites if spec else None, self._options):
-                plan = self._planned(call, traced, stage, spec)
+                found = self._planned(call, traced, stage, spec, rival)
+                if found is None:
+                    continue
+                plan = found
                 plan.seconds["trace and import"] = spent
-                fits |= plan.fits and not plan.remat and not _slowed(plan)
-                if best is None or _rank(plan) < _rank(best[0]):
+                fits |= plan.fits and not plan.remat and not slowed(plan)
+                if best is None or rank(plan) < rank(best[0]):
                     best = plan, traced
             if fits:
                 break
-        assert best is not None
-        if spec is None and self._options.confirm:
-            plan = confirmed(best[0], self._options.confirm, self.planners)
-            best = plan, best[1]
-        if best[0].searches:
-            show_planned(self._options.progress, self._name, best[0].cost)
-        warn_uneven(best[0], self._options)
         return best
 
     def _best_choice(
@@ -188,28 +203,40 @@ class PlanPipeline:
         """Best plan over pipelines; any that the program does not admit are left out."""
         found: list[tuple[tuple[Plan, Traced], PlanPipeline]] = []
         whole = self._traced(call, args, kwargs)
-        layered = Layered()
-        tried: list[TriedPipeline] = []
+        layered, contest = Layered(), Contest()
         for options, closed in offered_options(self._options, layered(whole, 0)[0].module):
-            unconfirmed = dataclasses.replace(options, confirm=None)  # the best alone is compiled
-            other = PlanPipeline(self._fun, self._plain, self._name, unconfirmed)
+            if not contest.may_win(closed):
+                continue
+            other = PlanPipeline(self._fun, self._plain, self._name, options)
             other._own, other._layered = self._own, layered
             try:
-                found.append((other._best(call, args, kwargs, None, whole=whole), other))
+                best = other._best_form(
+                    call, args, kwargs, None, whole=whole, rival=contest.seconds
+                )
             except ValueError as error:
                 if not options.loops[0].pipeline or not self._options.leaves_pipelines_out:
                     raise
                 warnings.warn(f"planned without an optional pipeline: {error}", stacklevel=2)
-            else:
-                tried.append(tried_pipeline(found[-1][0][0], closed))
-        (plan, traced), chosen = min(found, key=lambda each: _rank(each[0][0]))
-        plan = plan.beside(tried)
-        if self._options.confirm:
-            plan = confirmed(plan, self._options.confirm, chosen.planners)
-        return plan, traced
+                continue
+            if best is not None:
+                contest.add(best[0], closed)
+                found.append((best, other))
+        (plan, traced), chosen = min(found, key=lambda each: rank(each[0][0]))
+        return chosen._finished(plan.beside(contest.tried)), traced
 
-    def _planned(self, call: Call, traced: Traced, stage: Stage, spec: PlanSpec | None) -> Plan:
-        """Plan of one form of a program."""
+    def _finished(self, plan: Plan) -> Plan:
+        """The best plan, confirmed by a compiler if the options ask for it, and shown."""
+        if self._options.confirm:
+            plan = confirmed(plan, self._options.confirm, self.planners)
+        if plan.searches:
+            show_planned(self._options.progress, self._name, plan.cost)
+        warn_uneven(plan, self._options)
+        return plan
+
+    def _planned(
+        self, call: Call, traced: Traced, stage: Stage, spec: PlanSpec | None, rival: float
+    ) -> Plan | None:
+        """Plan of one form of a program; None if none is faster than `rival` seconds."""
         o = self._options
         stages = self.stage_planner(call, traced)
         actions = spec.actions if spec else stages.fixed(stage.module)
@@ -219,6 +246,8 @@ class PlanPipeline:
         warn_of_constraints(stage.module, self.mesh(stage.module), o.mesh)
         warn_constants(stage.module)
         limit = planner.memory_limit
+        if spec is None and behind(planner, rival):
+            return None
         if spec is None:
             return self.plan(traced, stages.searched(stage), limit, stages.planner)
         changed = changes(spec, traced.module)
@@ -256,7 +285,7 @@ class PlanPipeline:
         base = stage.module if stage.base is None else stage.base
         forms = Forms(
             base,
-            planner_of or PlannerCache(self.planner_of),
+            planner_of or PlannerCache(self.planners),
             o.remat == "auto",
             functools.partial(self._twice, traced),
         )
@@ -286,7 +315,7 @@ class PlanPipeline:
             return None
         try:
             twice = traced.twice()
-            stages = StagePlanner(self._options, lambda module: [], self.planner_of)
+            stages = StagePlanner(self._options, lambda module: [], self.planners)
             stage = program_forms(twice, spec.rewrites, self._options)[0]
             stage = dataclasses.replace(stage, module=without_ties(stage.module, spec.actions))
             return stages.replayed(stage, spec)[1].cost
@@ -352,10 +381,6 @@ class PlanPipeline:
         """Function from a form of the program to its planner, without the call's arrays."""
         return PlannerMaker(self._options, self._own)
 
-    def planner_of(self, module: Module) -> Planner:
-        """Planner of a form of the program."""
-        return self.planners(module)
-
     def mesh(self, module: Module) -> MeshShape:
         """The mesh, with axes split as required by fixed shardings on further meshes."""
         return self.planners.mesh(module)
@@ -366,20 +391,9 @@ class PlanPipeline:
         def fixed(module: Module) -> list[Action]:
             return self.fixed(call, traced, module, self._options.shardings_like)
 
-        return StagePlanner(self._options, fixed, self.planner_of)
+        return StagePlanner(self._options, fixed, self.planners)
 
     def _given(self) -> PlanSpec | None:
         """The schedule as a PlanSpec to replay; None for a schedule of tactics."""
         given = self._options.schedule
         return spec_of(given) if isinstance(given, Plan | PlanSpec) else None
-
-
-def _slowed(plan: Plan) -> bool:
-    """True for a plan of a pipeline far behind the fastest known strategy of any size."""
-    known = [cost.seconds for search in plan.searches for _, cost in search.known]
-    return bool(plan.pipeline and known) and min(known) < FAST * plan.cost.seconds
-
-
-def _rank(plan: Plan) -> tuple[bool, float]:
-    seconds = plan.cost.seconds / (SLOWER if plan.scan_layers else 1.0)
-    return not plan.fits, seconds if plan.fits else plan.peak_bytes

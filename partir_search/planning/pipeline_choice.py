@@ -21,8 +21,6 @@ from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.loop_parts import NoPipeline
 from partir_search.passes.pipeline.split_backward import split_backward
 from partir_search.passes.roll import layer_scans
-from partir_search.plan.alternatives import TriedPipeline
-from partir_search.plan.plan import Plan
 from partir_search.planning.microbatch import batch_size, named_batch
 from partir_search.planning.options import Options
 from partir_search.planning.pipeline_tactic import Pipeline
@@ -354,9 +352,3 @@ def offered_options(options: Options, module: Module) -> list[tuple[Options, flo
             continue
         found += [(options.with_pipelines(c.tactic), c.seconds) for c in best]
     return [*found, (options.with_pipelines(), None)] if free else found
-
-
-def tried_pipeline(plan: Plan, closed_seconds: float | None) -> TriedPipeline:
-    """Figures of a plan for the report of the plan that is taken."""
-    name = f"{plan.pipeline}, {plan.microbatches} microbatches" if plan.pipeline else "no pipeline"
-    return TriedPipeline(name, closed_seconds, plan.cost, plan.fits)

@@ -89,7 +89,7 @@ class ShapesPipeline(PlanPipeline):
         def fixed(form: Module) -> list[Action]:
             return pipeline.fixed(call, traced, form, self._options.shardings_like)
 
-        made, basis = derive(base, module, fixed, pipeline.planner_of, self._options)
+        made, basis = derive(base, module, fixed, pipeline.planners, self._options)
         if made is None:
             try:
                 found = pipeline._best(call, args, kwargs, None, {traced.rewrites: traced})

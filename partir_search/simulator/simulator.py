@@ -206,6 +206,27 @@ class CostModel:
         live = self.memory.live_bytes(nbytes)
         return float(self.memory.argument_counts @ nbytes) + float(np.max(live, initial=0.0))
 
+    def least_seconds(self, devices: int) -> float:
+        """Lower bound, in seconds, of the kernels of all partitions of the module over devices.
+
+        Every kernel is spread evenly and starts in no time. 0 under measured figures.
+        """
+        machine, time = self.machine, self.time
+        kernels, work = time.kernels, time.work
+        if time.corrections is not None:
+            return 0.0
+        stored = (self.memory.nbytes * self.memory.width)[kernels.touched]
+        bandwidth = np.full(len(stored), machine.attained_hbm_bytes_per_s)
+        if machine.vmem_bytes_per_s:
+            near = stored <= devices * machine.vmem_bytes * machine.traits.vmem_resident_fraction
+            bandwidth[near] = machine.vmem_bytes_per_s
+        moves = kernels.sums(stored / bandwidth) + work.nbytes / machine.attained_hbm_bytes_per_s
+        fused = [
+            np.bincount(kernels.leader, each * kernels.times, len(kernels.op))
+            for each in (kernels.flops / time.rates, moves)
+        ]
+        return float(np.maximum(*fused).sum()) / devices
+
     def evaluate(self, program: LocalProgram, load: DeviceLoad | None = None) -> Cost:
         """Cost of a device-local program of this model's module.
 

@@ -15,8 +15,7 @@ from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.roll import roll
 from partir_search.plan.rewrites import Rewrites
-from partir_search.planning import pipeline as planning
-from partir_search.planning import pipeline_choice
+from partir_search.planning import contest, pipeline_choice
 from partir_search.planning.loops import Layered, with_loops
 from partir_search.planning.pipeline_choice import (
     Stack,
@@ -205,7 +204,7 @@ def test_ops_run_again_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
         )(jax.jit(residual_mlps)).plan(weights, x)
 
     best = planned()
-    monkeypatch.setattr(planning, "FAST", 0.0)
+    monkeypatch.setattr(contest, "FAST", 0.0)
     first = planned()
     assert first.fits
     assert best.fits

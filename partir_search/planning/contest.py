@@ -1,0 +1,81 @@
+"""Contest of pipelines with open numbers, and of the step without a pipeline."""
+
+from __future__ import annotations
+
+import math
+
+from partir_search.plan.alternatives import TriedPipeline
+from partir_search.plan.plan import Plan
+from partir_search.planning.layer_forms import SLOWER
+from partir_search.planning.planner import Planner
+
+FAST = 0.97  # of a plan's seconds: below, memory has slowed the plan
+NEAR = 1.005  # seconds by closed form over the least, at most, of a pipeline planned beside it
+TRUSTED = 1.5  # simulated seconds over those of the closed form, at most, of a trusted closed form
+
+
+class Contest:
+    """Plans made so far, and whether a further pipeline may be faster.
+
+    A closed form leaves out kernels of few operations, exposed collectives and slots. What it
+    leaves out is much alike for all pipelines of a program: simulated seconds of one pipeline over
+    its closed form scale the closed forms of the others.
+
+    Attributes:
+      tried: figures of the plans.
+    """
+
+    def __init__(self) -> None:
+        self.tried: list[TriedPipeline] = []
+
+    def add(self, plan: Plan, closed_seconds: float | None) -> None:
+        """Adds a plan.
+
+        Args:
+          closed_seconds: by closed form; None for given numbers and without a pipeline.
+        """
+        name = "no pipeline"
+        if plan.pipeline:
+            name = f"{plan.pipeline}, {plan.microbatches} microbatches"
+        self.tried.append(TriedPipeline(name, closed_seconds, plan.cost, plan.fits))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the fastest plan that fits; infinite without one."""
+        return min((t.cost.seconds for t in self.tried if t.fits), default=math.inf)
+
+    def may_win(self, closed_seconds: float | None) -> bool:
+        """True if a pipeline may be faster than the plans made so far.
+
+        Args:
+          closed_seconds: as in `add`.
+        """
+        if closed_seconds is None or not math.isfinite(self.seconds):
+            return True
+        if closed_seconds >= self.seconds:  # a closed form leaves out, and adds nothing
+            return False
+        scales = [
+            t.cost.seconds / t.closed_seconds for t in self.tried if t.fits and t.closed_seconds
+        ]
+        if not scales or min(scales) > TRUSTED:
+            return True
+        return closed_seconds * min(scales) < NEAR * self.seconds
+
+
+def rank(plan: Plan) -> tuple[bool, float]:
+    """Rank of a form's plan, the least first: by seconds, or by bytes if it does not fit."""
+    seconds = plan.cost.seconds / (SLOWER if plan.scan_layers else 1.0)
+    return not plan.fits, seconds if plan.fits else plan.peak_bytes
+
+
+def slowed(plan: Plan) -> bool:
+    """True for a plan of a pipeline far behind the fastest known strategy of any size."""
+    known = [cost.seconds for search in plan.searches for _, cost in search.known]
+    return bool(plan.pipeline and known) and min(known) < FAST * plan.cost.seconds
+
+
+def behind(planner: Planner, seconds: float) -> bool:
+    """True if the kernels alone of any plan take longer than `seconds`."""
+    if math.isinf(seconds) or planner.streams:  # rings may skip kernels
+        return False
+    return planner.model.least_seconds(planner.mesh.devices) > SLOWER * seconds

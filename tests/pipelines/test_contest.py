@@ -1,0 +1,134 @@
+"""Pipelines left out, and the step without one, that cannot be faster than the plans made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+
+import partir_search as ps
+from partir_search.plan.plan import Plan
+from partir_search.planning import contest as contests
+from partir_search.planning.contest import NEAR, TRUSTED, Contest, behind
+from partir_search.planning.planner import Planner
+from partir_search.simulator.simulator import CostModel
+from tests.pipelines.programs import residual_mlps
+from tests.support import module_of
+
+SIZES = (64, 64), *[(64, 256), (256, 64)] * 4
+WEIGHTS = [jax.ShapeDtypeStruct(s, jnp.float32) for s in SIZES]
+BATCH = jax.ShapeDtypeStruct((256, 64), jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What a contest reads of a plan."""
+
+    seconds: float
+    fits: bool = True
+    pipeline: str | None = "a pipeline"
+    microbatches: int = 4
+
+    @property
+    def cost(self) -> ps.Cost:
+        seconds = self.seconds
+        return ps.Cost(seconds, seconds, 0.0, 1.0, 1.0, 0.0, {}, {})
+
+
+def contest(*plans: tuple[Figures, float | None]) -> Contest:
+    found = Contest()
+    for plan, closed in plans:
+        found.add(cast(Plan, plan), closed)
+    return found
+
+
+def test_closed_forms_are_scaled_by_the_plans_made() -> None:
+    first = contest((Figures(1.3), 1.0))
+    assert first.seconds == 1.3
+    assert first.may_win(0.9)
+    assert first.may_win(0.999 * NEAR)
+    assert not first.may_win(1.001 * NEAR)
+    assert first.may_win(None)  # given numbers
+    further = contest((Figures(1.3), 1.0), (Figures(1.5), 1.01), (Figures(1.35), None))
+    assert not further.may_win(1.01 * NEAR)
+    assert further.may_win(0.99)
+
+
+def test_unlikely_figures_leave_nothing_out() -> None:
+    assert contest().may_win(1.0)
+    assert math.isinf(contest((Figures(1.3, fits=False), 1.0)).seconds)
+    assert contest((Figures(1.3, fits=False), 1.0)).may_win(2.0)
+    slow = contest((Figures(1.01 * TRUSTED), 1.0))
+    assert slow.may_win(1.2)
+    assert not slow.may_win(1.02 * TRUSTED)  # a plan takes longer than its closed form
+    plain = contest((Figures(1.0, pipeline=None), None))
+    assert plain.tried[0].name == "no pipeline"
+    assert plain.may_win(0.9)
+    assert not plain.may_win(1.1)
+
+
+@pytest.mark.parametrize("machine", ["tpu_v5e", "h100"])
+def test_no_plan_is_below_the_bound(machine: str) -> None:
+    """Known strategies, and the answer of a search."""
+    shapes = jax.tree.map(lambda s: jnp.ones(s.shape), WEIGHTS)
+    module = module_of(
+        lambda x, *weights: residual_mlps(weights, x), jnp.ones(BATCH.shape), *shapes
+    )
+    planner = Planner(module, ps.MeshShape(("a", "b"), (4, 2)), ps.MACHINES[machine])
+    least = planner.model.least_seconds(8)
+    report = planner.run([ps.AutomaticPartition()], episodes=30).reports[0]
+    costs = [report.cost, *(cost for _, cost in report.known)]
+    assert 0 < least <= min(cost.compute_seconds for cost in costs)
+    assert behind(planner, 0.8 * least)
+    assert not behind(planner, math.inf)
+
+
+def test_bound_is_near_for_products_on_all_devices() -> None:
+    """One product of aligned tiles takes the bound and the start of a kernel."""
+    x = jnp.ones((8192, 4096), jnp.bfloat16)
+    module = module_of(lambda x, w: x @ w, x, jnp.ones((4096, 4096), jnp.bfloat16))
+    machine = ps.MACHINES["h100"]
+    planner = Planner(module, ps.MeshShape(("a",), (8,)), machine)
+    best = planner.run([ps.AutomaticPartition()], episodes=10).cost
+    least = planner.model.least_seconds(8) + machine.kernel_seconds
+    assert best.seconds == pytest.approx(least, rel=1e-9)
+
+
+def planned(*tactics: Any, **options: Any) -> ps.Plan:
+    return ps.auto_partition(
+        AbstractMesh((2, 4), ("stage", "data")),
+        machine="tpu_v5e",
+        schedule=[*tactics, ps.AutomaticPartition()],
+        episodes=10,
+        **options,
+    )(jax.jit(residual_mlps)).plan(WEIGHTS, BATCH)
+
+
+def test_the_step_without_a_pipeline_is_left_out_by_its_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Sequence[str]] = []
+    for least in (0.0, 1.0):
+        with monkeypatch.context() as patch:
+            bound = lambda model, devices, least=least: least  # noqa: E731
+            patch.setattr(CostModel, "least_seconds", bound)
+            plan = planned(ps.Pipeline("stage", optional=True))
+        made.append([tried.name for tried in plan.pipelines])
+    assert made[0][-1] == "no pipeline"
+    assert "no pipeline" not in made[1]
+    assert made[1]
+
+
+def test_pipelines_behind_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are by closed form; so small a step takes 17 times as long, which says nothing."""
+    every = planned(ps.Pipeline("stage"))
+    monkeypatch.setattr(contests, "TRUSTED", math.inf)
+    few = planned(ps.Pipeline("stage"))
+    assert len(every.pipelines) == 2
+    assert few.pipelines == every.pipelines[:1]
