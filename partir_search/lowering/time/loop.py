@@ -19,6 +19,7 @@ from jax import lax
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
 from partir_search.ir.from_jaxpr import FunctionReader
+from partir_search.ir.kind import Kind
 from partir_search.ir.numbering import number
 from partir_search.ir.parts import Parts
 from partir_search.ir.reducers import identity
@@ -219,6 +220,12 @@ class _Writer:
             if kind == TILE:
                 raise PartsMeet(Meeting(None, source.value))
             return self.whole.value(source.value)
+        maker = self.makers[source.value.id]
+        if kind != TILE and maker is not None and self._is_fill(maker):
+            filled = Value(-1, source.value.type, source.value.name)
+            scope.ops.append(maker.with_parts(maker.operands, (filled,), ()))
+            scope.new[source.id] = filled
+            return filled
         dtype = source.value.type
         argument = Value(-1, dataclasses.replace(dtype, shape=source.shape), source.value.name)
         whole = self._whole(source.value)
@@ -231,6 +238,12 @@ class _Writer:
             self.consts[source.id] = whole, argument
         scope.new[source.id] = argument
         return argument
+
+    def _is_fill(self, op: Op) -> bool:
+        """True for zeros and the like, which kernels of the loop make where they read them."""
+        rule = self.cut.program.partition.rules[op.id]
+        plain = rule.kind is Kind.MOVEMENT and len(op.results) == 1
+        return plain and not (op.inputs() or op.regions or op.effect)
 
     def _region_op(self, item: LocalOp, scope: _Scope) -> None:
         operands = tuple([self._read(x, scope) for x in item.ins])

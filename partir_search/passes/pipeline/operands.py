@@ -87,12 +87,16 @@ def operands_of(
 
 
 def _shared(parts: LoopParts) -> list[Value]:
-    """Values equal in every microbatch, read by ops with different results."""
+    """Values equal in every microbatch, read by ops with different results.
+
+    Zeros and the like are left out: kernels of the ticks make them where they read them.
+    """
     found: dict[Value, None] = {}
+    fills = {r for op in parts.body.ops if not op.inputs() and not op.regions for r in op.results}
     for op in parts.body.ops:
         varies = any(parts.varies(r) for r in op.results)
         for _, v in op.inputs() if varies else ():
-            if not parts.varies(v) and parts.place(v) is Part.ENTRY:
+            if v not in fills and not parts.varies(v) and parts.place(v) is Part.ENTRY:
                 found[v] = None
     return list(found)
 
