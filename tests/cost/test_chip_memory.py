@@ -6,17 +6,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
+from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.simulator.target.machine import MACHINES
 from tests.support import cost_of, module_of, state_of
 
 LARGE = 1024 * 4096 * 4  # bytes of a value that fits
+ARGUMENTS = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((1024, 512), (512, 4096))]
 
 
 def peak(fn: Any, least: int) -> float:
-    args = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1024, 512), (512, 4096)))
     machine = MACHINES["tpu_v5e"].with_traits(vmem_kernel_bytes=least)
-    cost = cost_of(state_of(module_of(fn, *args)), machine)
+    cost = cost_of(state_of(module_of(fn, *ARGUMENTS)), machine)
     return cost.peak_bytes - cost.argument_bytes
 
 
@@ -40,3 +42,24 @@ def test_small_kernels_do_not_end_a_life() -> None:
 
 def test_large_kernels_do() -> None:
     assert peak(over(8, 512), 1 << 22) > LARGE
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_kernels_of_a_loop_over_microbatches_count_too(parts: bool) -> None:
+    """Any other loop is one kernel."""
+
+    def fn(x: Any, w: Any) -> Any:
+        def body(rows: Any, _: Any) -> tuple[Any, None]:
+            for _ in range(8):
+                rows = jnp.cumsum(rows, axis=0)
+            return rows, None
+
+        product = x @ w
+        rows, _ = jax.lax.scan(body, product[:512], None, length=2)
+        return rows.sum(), (product * product).sum()
+
+    module = module_of(fn, *ARGUMENTS)
+    (loop,) = (op for op in module.body.ops if op.regions)
+    loop.params = {**loop.params, ACCUMULATES: parts}
+    cost = cost_of(state_of(module), MACHINES["tpu_v5e"])
+    assert (cost.peak_bytes - cost.argument_bytes > LARGE) == parts

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partir_search.ir.analysis.gradients import gradients
+from partir_search.planning.microbatch import in_time
 from partir_search.rules.registry import RuleTable
 from tests.support import module_of
 
@@ -57,3 +58,24 @@ def test_nor_in_a_scan() -> None:
     forward = [("region", (4, 8)), ("region", (6, 8))]
     assert products(loss, False) == [*forward, ("region", (6, 8))]
     assert products(loss, True) == [("region", s) for s in [(4, 6), (4, 6), (4, 8), (6, 8)]]
+
+
+def test_a_loop_over_microbatches_has_both_passes() -> None:
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return mlp(x, *params).sum()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return [p - g for p, g in zip(params, grads, strict=True)], value
+
+    def flat(w: Any, v: Any, x: Any) -> Any:
+        (w, v), value = step([w, v], x)
+        return w, v, value
+
+    module = in_time(module_of(flat, W, V, X, ties=[(0, 0), (1, 1)]), 2).module
+    found = gradients(module, list(map(RuleTable(), module.ops)))
+    (loop,) = (op for op in module.body.ops if op.regions)
+    dots = [op for op in loop.regions[0].ops if op.prim == "dot_general"]
+    late = sorted(tuple(sorted(op.results[0].type.shape)) for op in dots if op.id in found)
+    assert late == [(4, 6), (4, 6), (4, 6)]
+    assert len(dots) == len(late) + 2

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import partir_search as ps
+from partir_search.ir.core import Module
 from partir_search.lowering.localize import localize
 from partir_search.propagation.actions.loops import FixLoop
 from partir_search.simulator.memory.dtypes import assign_dtypes
@@ -149,9 +150,12 @@ def test_masked_scores_are_stored_wide(queries: str, masked: bool, wide: bool) -
     assert dtypes.width[scores] == (2.0 if wide else 1.0)
 
 
-def test_logits_are_stored_wide_until_labels_are_looked_up() -> None:
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_logits_are_stored_wide_until_labels_are_looked_up(probabilities: bool) -> None:
     def f(x: Any, w: Any, labels: Any) -> Any:
         logits = (x @ w).astype(jnp.float32)
+        if probabilities:  # XLA stores what is gathered, and the logits for the backward pass
+            return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels, axis=1).sum()
         found = jnp.take_along_axis(logits, labels, axis=1)
         return (jax.nn.logsumexp(logits, axis=1) - found[:, 0]).sum()
 
@@ -161,6 +165,27 @@ def test_logits_are_stored_wide_until_labels_are_looked_up() -> None:
     (logits,) = (op.results[0].id for op in module.ops if op.prim == "dot_general")
     assert dtypes.width[logits] == 1.0
     assert dtypes.wide_forward == {logits}
+
+
+def test_totals_of_a_loop_are_stored_in_their_own_type() -> None:
+    """A cast after the loop stores no narrower total: the buffer is that of the loop's carry."""
+
+    def f(parts: Any, x: Any) -> Any:
+        total, _ = jax.lax.scan(lambda t, p: (t + p, None), jnp.zeros_like(x), parts)
+        return total.astype(jnp.bfloat16), (x + 1).astype(jnp.bfloat16)
+
+    module = module_of(f, ones(4, 64, 64), ones(64, 64))
+    dtypes = assign_dtypes(module, state_of(module).graph.rules, TPU_TRAITS)
+    total, plain = _cast_operands(module)
+    assert dtypes.width[total] == 1.0
+    assert dtypes.width[plain] == 0.5
+
+
+def _cast_operands(module: Module) -> tuple[int, int]:
+    """Ids of the values that the casts of the results read."""
+    casts = [op for op in module.body.ops if op.prim == "convert_element_type"]
+    first, second = (op.inputs()[0][1].id for op in casts)
+    return first, second
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -11,8 +11,8 @@ from partir_search.ir.rule import OpRule
 def gradients(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     """Ids of the ops that compute gradients.
 
-    A region of a backward op may also rematerialize values of the forward pass. Inside of a region
-    only ops with an input that depends on an entering gradient count.
+    A region of a backward op may also rematerialize values of the forward pass. Inside of such a
+    region only ops with an input that depends on an entering gradient count.
     """
     marks = _Marks(rules)
     marks.visit(module.body, True)
@@ -41,6 +41,9 @@ class _Marks:
                 given.update(r.id for r in op.results)
                 if op.regions:
                     self._inside(op)
+            elif outermost:  # a loop over microbatches holds both passes
+                for inner in op.regions:
+                    self.visit(inner, True)
 
     def _inside(self, op: Op) -> None:
         """Marks the ops in the regions of an op that reads gradients."""

@@ -17,6 +17,7 @@ import numpy as np
 from partir_search.ir.core import Value
 from partir_search.passes.fold.fold import Folded
 from partir_search.passes.fold.linear import KeptOps
+from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.printing import table
@@ -170,7 +171,10 @@ def live_curve(
     """
     ranges, region = buffers.ranges, buffers.region
     kernel = np.zeros(max(len(region.ops), 1) + 1, dtype=np.int64)
-    kernel[_large_kernels(buffers, machine.traits)] = 1
+    for at in _large_kernels(buffers, machine.traits):
+        kernel[at] = 1
+        if region.ops[at].params.get(ACCUMULATES):
+            kernel[at] += _kernels_inside(buffers, at, machine.traits)
     kernel = np.cumsum(kernel)
     results = [x.id for x in region.results if isinstance(x, Value)]
     near = kernel[ranges.stop] - kernel[ranges.start] <= machine.traits.vmem_lifetime_kernels
@@ -236,6 +240,15 @@ def _large_kernels(buffers: Buffers, traits: XlaTraits) -> list[int]:
     largest_of_all = max(found.values(), default=0)
     least = min(traits.vmem_kernel_bytes, int(traits.vmem_kernel_fraction * largest_of_all))
     return [at for at, nbytes in found.items() if nbytes >= least]
+
+
+def _kernels_inside(buffers: Buffers, at: int, traits: XlaTraits) -> int:
+    """Number of large kernels in the regions of an op, of one iteration of a loop."""
+    return sum(
+        1 + _kernels_inside(inside, k, traits)
+        for inside in buffers.inner.get(at, ())
+        for k in _large_kernels(inside, traits)
+    )
 
 
 def _rows(places: KeptOps, ends: Ints) -> tuple[Ints, Ints]:

@@ -147,8 +147,9 @@ def _set_widths(
     outputs = DotOutputs(module, rules)
     for op in module.ops:
         rule, gradient = rules[op.id], op.id in outputs.gradients
+        in_loop = bool(rule.data_flow.carries)  # results lie in the buffers of the loop's values
         for r in op.results:
-            if narrow[r.id] and traits.narrows_dot_operands and is_float(r.type, 4):
+            if narrow[r.id] and not in_loop and traits.narrows_dot_operands and is_float(r.type, 4):
                 width[r.id] = traits.dot_operand_width
             elif (
                 traits.keeps_dots_wide

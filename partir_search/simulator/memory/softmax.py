@@ -6,8 +6,8 @@ A dot result that is widened for a softmax, the *scores*, is stored in one of th
   pass recomputes the exponentials.
 - Scores combined with a mask or a bias, or scaled, after they are widened: the exponentials are
   stored in their place, in f32.
-- Scores of which elements are gathered (the logits of labels): in 16 bits, and in f32 until the
-  last use of the forward pass.
+- Scores of which elements are gathered (the logits of labels, or their log-probabilities): in 16
+  bits, and in f32 until the last use of the forward pass.
 - Scores of an operand whose own dims are not adjacent, as in grouped attention ([b, q, h, g, d]
   with [b, k, h, d]): in 16 bits. The dot is a convolution of higher rank, with which nothing fuses.
 
@@ -62,10 +62,24 @@ class DotOutputs:
         return maximum and bool(self._read_by_dots(scores))
 
     def feeds_gather(self, dot: Op) -> bool:
-        """True if the forward pass gathers elements of a dot's scores."""
-        values = self._before_reduction(dot)[0]
-        users = (u for v in values for u in self.users[v])
-        return any(self.rules[u.id].indexed and u.id not in self.gradients for u in users)
+        """True if the forward pass gathers elements of a dot's scores, or of logarithms of their
+        softmax, which the maximum tells from a LayerNorm.
+        """
+        scores = self._before_reduction(dot)[0]
+        users = [u for v in scores for u in self.users[v]]
+        if any(map(self._gathers, users)):
+            return True
+        found = list(scores) if any(map(self._is_maximum, users)) else []
+        for v in found:  # the loop appends to the list
+            for user in self.users[v] if len(found) < MAX_WALKED else ():
+                if self._gathers(user):
+                    return True
+                if self.rules[user.id].elementwise and user.id not in self.gradients:
+                    found += [r.id for r in user.results if r.id not in found]
+        return False
+
+    def _gathers(self, op: Op) -> bool:
+        return bool(self.rules[op.id].indexed) and op.id not in self.gradients
 
     def feeds_max(self, dot: Op) -> bool:
         """True if a maximum is taken of the result of a dot of matrices itself, and a dot reads the

@@ -209,8 +209,8 @@ class XlaTraits(LoweringTraits):
     vmem_lifetime_kernels: int = trait(
         6,
         "kernels",
-        "Longest life of a value that stays in memory on the chip.",
-        "See `vmem_value_fraction`.",
+        "Longest life of a value on the chip. A loop is one kernel, over microbatches several.",
+        "As `vmem_value_fraction`. Pipelines of 0.3 GB: 17 to 27 % too low as one kernel.",
     )
     vmem_kernel_bytes: int = trait(
         1 << 22,
