@@ -173,7 +173,7 @@ class Layouts:
     def skew(self, state: Any) -> Any:
         """Reorders train state for a step with a state in an order of its own between calls.
 
-        Such are the steps of `auto_partition(..., skewed_state=True)` and of
+        Steps of `auto_partition(..., skewed_state=True)` have one, and steps of
         `Pipeline(..., staged_state=True)`. Shapes, types and shardings stay. Mutable objects (flax
         nnx) are changed, and returned.
 

@@ -17,9 +17,9 @@ TRUSTED = 1.5  # simulated seconds over those of the closed form, at most, of a 
 class Contest:
     """Plans made so far, and whether a further pipeline may be faster.
 
-    A closed form leaves out kernels of few operations, exposed collectives and slots. What it
-    leaves out is much alike for all pipelines of a program: simulated seconds of one pipeline over
-    its closed form scale the closed forms of the others.
+    A closed form leaves out kernels of few operations, exposed collectives and slots. The part left
+    out is much alike for all pipelines of a program: simulated seconds of one pipeline over the
+    pipeline's closed form scale all closed forms.
 
     Attributes:
       tried: figures of the plans.
@@ -63,7 +63,7 @@ class Contest:
 
 
 def rank(plan: Plan) -> tuple[bool, float]:
-    """Rank of a form's plan, the least first: by seconds, or by bytes if it does not fit."""
+    """Rank of a form's plan, the least first: by seconds, or by bytes beyond the memory."""
     seconds = plan.cost.seconds / (SLOWER if plan.scan_layers else 1.0)
     return not plan.fits, seconds if plan.fits else plan.peak_bytes
 

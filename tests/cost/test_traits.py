@@ -31,7 +31,10 @@ BOUNDS = {
     "JOINT",
     "LARGE_COPIES",
     "LEAST_BYTES",
+    "FIRST_STEP",
+    "LAST_STEP",
     "LEAST_GAIN",
+    "LEAST_RAISED",
     "LEAST_REMOVED",
     "MAX_CACHED",
     "MAX_ENTRIES",
@@ -40,11 +43,16 @@ BOUNDS = {
     "MAX_TILINGS",
     "MAX_WALKED",
     "MOST_COUNTED",
+    "NEAR",
     "PARTIAL_RESULT",
+    "PREFIXES",
     "PROHIBITIVE",
     "ROUNDING",
     "ROUNDS",
+    "STALE",
+    "STEPS",
     "SWEEPS",
+    "TURNS",
 }
 UNITS = {"GB", "GIB", "TERA"}
 

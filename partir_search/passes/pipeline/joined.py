@@ -60,8 +60,8 @@ class Joined:
 
         Args:
           loop: the loop over microbatches.
-          reads: positions of operands that the loop reads in any order of the layers.
-          makes: positions of results that it makes in any.
+          reads: positions of operands read by the loop in any order of the layers.
+          makes: positions of results made by the loop in any order.
         """
         self._classes, self._rules = Classes(), RuleTable()
         self._prints, self._numbers = Fingerprints(module), dict[Hashable, int]()
@@ -165,7 +165,7 @@ class Joined:
                 self._refuse(op, r, "makes a value that is combined with it")
 
     def _count(self, op: Op) -> None:
-        """Numbers the results of an op by what they are computed from."""
+        """Numbers the results of an op by the op and its operands' numbers."""
         if op.effect:
             return
         read = [self.number(x) if isinstance(x, Value) else None for x in op.operands]
@@ -176,7 +176,7 @@ class Joined:
     # Ends ----------------------------------------------------------------------------------------
 
     def _ends(self, module: Module) -> None:
-        """Refuses constants, and arguments and results that are no state."""
+        """Refuses constants, and arguments and results besides the state."""
         for i in module.constants:
             if self.is_joined(module.values[i]):
                 self._refuse(None, module.values[i], "a constant of the step is combined with it")

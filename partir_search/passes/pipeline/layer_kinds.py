@@ -20,11 +20,11 @@ class LayerKind:
 
     Attributes:
       count: number of layers.
-      stack: a stack of all layers that the loop reads or makes.
+      stack: a stack of all layers, read or made by the loop.
       layers: class of each layer's arrays; () if all layers lie in the rows of one array.
       classes: all classes, of stacks and of layers.
       arguments: [kinds of state][layers] positions of arguments.
-      why: why elements of layers may not be exchanged; "" if they may.
+      why: reason against an exchange of the layers' elements; "" for none.
     """
 
     count: int
@@ -36,7 +36,7 @@ class LayerKind:
 
 
 def kinds_of(module: Module, joined: Joined, ends: Iterable[tuple[Value, int]]) -> list[LayerKind]:
-    """Kinds of arrays that the layers read, or make gradients of.
+    """Kinds of arrays read by the layers, or with gradients made there.
 
     Args:
       joined: classes of the values outside of the loop.

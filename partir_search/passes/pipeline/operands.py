@@ -89,7 +89,7 @@ def operands_of(
 def _shared(parts: LoopParts) -> list[Value]:
     """Values equal in every microbatch, read by ops with different results.
 
-    Zeros and the like are left out: kernels of the ticks make them where they read them.
+    Zeros and the like are left out: the ticks' kernels make zeros.
     """
     found: dict[Value, None] = {}
     fills = {r for op in parts.body.ops if not op.inputs() and not op.regions for r in op.results}

@@ -1,4 +1,4 @@
-"""Train state by stage: which arguments may keep the elements of layers in their stage.
+"""Train state by stage: arguments with the elements of each layer in the layer's stage.
 
 Between steps, tile s of the arguments of all layers holds whole layers of stage s, so a step needs
 no all_to_all between tiles of single layers and stages (`ir/staged_state.py`). The program outside
@@ -65,7 +65,7 @@ def staged_state(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _End:
-    """A stack of layers that the loop reads or makes.
+    """A stack of layers, read or made by the loop.
 
     Attributes:
       stack: outside of the loop.
@@ -79,7 +79,7 @@ class _End:
 
 
 def _reads(loop: Op, stacks: Sequence[LoopParts]) -> Iterator[tuple[int, tuple[Value, int]]]:
-    """(argument, layers) by position of the operands that layers alone read, each a row."""
+    """(argument, layers) by position of the operands read by layers alone, each a row."""
     (body,) = loop.regions
     readers: dict[Value, list[tuple[Op, int]]] = {}
     for op in body.ops:
@@ -110,7 +110,7 @@ def _makes(loop: Op, stacks: Sequence[LoopParts]) -> Iterator[tuple[int, tuple[V
 def _refuse_first_totals(
     kinds: Sequence[LayerKind], joined: Joined, loop: Op, makes: Mapping[int, object]
 ) -> None:
-    """Refuses kinds with gradients that are added to more than zeros, or one number."""
+    """Refuses kinds with gradients added to more than zeros, or to one number."""
     first = int(loop.params["num_consts"])
     for i in makes:
         if joined.is_joined(loop.operands[first + i]):
@@ -122,7 +122,7 @@ def _refuse_first_totals(
 def _dim(kind: LayerKind, schedule: PipelineSchedule) -> int | None:
     """Dim of one layer's array that holds the stages; None for rows of one array.
 
-    The largest dim but the last, which moves in short pieces. Sets `why` if none divides.
+    The largest dim but the last: rows of the last move in short pieces. Sets `why` if none divides.
     """
     stages, chunks = schedule.stages, schedule.chunks
     of_chunks = f" of {chunks} chunks" if chunks > 1 else ""
@@ -140,7 +140,7 @@ def _dim(kind: LayerKind, schedule: PipelineSchedule) -> int | None:
 
 
 def _edges(module: Module, joined: Joined, kinds: Sequence[LayerKind]) -> Iterator[str]:
-    """An argument and the reason, of each kind that keeps the layers' order."""
+    """An argument and the reason, of each kind in the layers' order."""
     stacked = {x for op in joined.stacks for _, x in op.inputs()}
     for kind in kinds:
         args = zip(module.arg_paths, module.body.args, strict=True)

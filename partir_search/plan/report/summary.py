@@ -138,7 +138,7 @@ def _why(plan: PlanFacts) -> str:
 
 
 def _staged(plan: PlanFacts) -> str:
-    """Text about the arguments by stage, and those that move in every step."""
+    """Text about the arguments by stage, and all moved in every step."""
     groups, edges = plan.module.staged.groups, plan.module.staged.edges
     count = sum(len(g.arguments) for g in groups)
     text = f"{count} arguments hold layers by stage between steps (plan.skew, plan.unskew)"

@@ -273,7 +273,7 @@ class _OrderBound:
         return found
 
     def _point(self, places: Ints, value: float) -> Point:
-        """A labelling, with the bound where it was found."""
+        """A labelling, with the bound of the model."""
         picked = zip(self._kept, places[: len(self._kept)], strict=True)
         labels = np.array([kept[x] for kept, x in picked], dtype=np.int64)
         return labels, value, self._multipliers

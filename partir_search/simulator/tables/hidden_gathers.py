@@ -1,14 +1,14 @@
 """Compute beside gathers as costs: gathers are exposed by at least their seconds less the compute.
 
 A gather of s seconds hides behind h seconds of compute, and is exposed for `s - h`. Label by label,
-`HidingCompute` knows the most that h can be; the gather is exposed for at least
+`HidingCompute` bounds h by `most`; the gather is exposed for at least
 
     max(0, s - most) + m (min(s, most) - h)
 
-with any m between 0 and 1. The compute limits what gathers hide, in seconds of one run of a region:
+with any m between 0 and 1. The compute limits hidden seconds, in one run of a region:
 
-- h is at most the compute between the gather's start and its use;
-- all gathers up to a position hide no more than all compute up to there.
+- h is at most the compute between the gather's start and use;
+- all gathers up to a position hide no more than all compute up to the position.
 
 With a multiplier per limit, h becomes the kernels' own seconds: a kernel beside gathers costs less
 by the multipliers. This is a Lagrangian, a bound for all multipliers.
@@ -35,11 +35,11 @@ LAST_STEP = 0.003
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HiddenGathers:
-    """Gathers of a program that compute may hide, and limits of what it hides.
+    """Gathers of a program behind compute, and limits of the hidden seconds.
 
     Attributes:
       uses: numbers of the uses.
-      hidden: [uses] tables over the use's scope: most seconds per step that compute hides.
+      hidden: [uses] tables over the use's scope: most hidden seconds per step.
       shares: [uses, limits] multiplier of a use per multiplier of a limit.
       taken: [limits, kernels] share of a kernel's seconds per multiplier of a limit.
     """
@@ -60,8 +60,8 @@ class HiddenGathers:
         """Gathers of uses. Numbers of limits are the same whatever labels are left.
 
         Args:
-          hidden: [uses] most seconds that compute hides, over the scope; None for none.
-          places: [kernels] region and position; a region of NONE for a kernel that no gather runs
+          hidden: [uses] most hidden seconds, over the scope; None for none.
+          places: [kernels] region and position; a region of NONE for a kernel without gathers
             beside.
         """
         position = np.array([at for _, at in places], dtype=np.int64)
@@ -102,12 +102,12 @@ class HiddenGathers:
         return cls(found, [h for h in hidden if h is not None], shares, rows)
 
     def multipliers(self, limits: Floats) -> Floats:
-        """[uses] multipliers of the uses by those of the limits."""
+        """[uses] multipliers of the uses by multipliers of the limits."""
         found: Floats = np.minimum(self.shares @ limits, 1.0)
         return found
 
     def seconds(self, uses: Sequence[Use], columns: Sequence[Columns], labels: Ints) -> Floats:
-        """[uses] most seconds that compute hides at a labelling; uses of one copy have shares."""
+        """[uses] most hidden seconds at a labelling; uses of one copy have shares."""
         found, seen = np.zeros(len(self.uses)), dict[tuple[int, int], list[int]]()
         for n, (i, table) in enumerate(zip(self.uses, self.hidden, strict=True)):
             place = tuple([int(labels[x]) for x in uses[i].table.scope])
@@ -126,7 +126,7 @@ class Figures:
 
     Attributes:
       hidden: [uses] `HiddenGathers.seconds`.
-      kernels / most: [kernels] seconds, and upper bounds that pairwise tables can express.
+      kernels / most: [kernels] seconds, and upper bounds in pairwise tables.
     """
 
     hidden: Floats
@@ -166,7 +166,7 @@ class Dual:
         """Multipliers of a higher least energy of some labellings, by ascent.
 
         Args:
-          limits: where the ascent begins.
+          limits: first multipliers of the ascent.
           points: labellings, and their energies with no multipliers.
         """
         figures = [self._figures(labels) for labels, _ in points]

@@ -41,7 +41,7 @@ class Split:
     at_use: Floats
 
     def hidden(self, early: Floats, times: float) -> Floats | None:
-        """Seconds of the longest gather begun before the use that compute can hide; None for none.
+        """Most hidden seconds of the longest gather begun before the use; None for none.
 
         Args:
           early / times: as of `exposed`.

@@ -208,7 +208,7 @@ class OrderedTables:
         return self._consistent(builder, prohibitive)
 
     def _hidden_kernels(self, excess: Sequence[bool]) -> set[int]:
-        """Kernels that count as hidden, beside the collectives of their region."""
+        """Kernels hidden beside the collectives of a region."""
         return {k for k, region in enumerate(self._deferred) if region >= 0 and excess[region]}
 
     @functools.cached_property
@@ -227,7 +227,7 @@ class OrderedTables:
 
     @functools.cached_property
     def hidden_gathers(self) -> HiddenGathers:
-        """Gathers that compute may hide."""
+        """Gathers behind compute."""
         hidden = [
             None
             if use.optional or use.table.windows or use.table.settles
@@ -261,8 +261,8 @@ class OrderedTables:
         return Dual(gathers, counted, figures)
 
     def _most(self, labels: Ints) -> list[tuple[float, int, Floats]]:
-        """[kernels] seconds at most of a kernel beside gathers, and of each label of one variable,
-        that of the least seconds at a labelling; NONE if a kernel has no variables.
+        """[kernels] most seconds of a kernel beside gathers, the variable of the least at a
+        labelling, and most seconds of each label; NONE for a kernel without variables.
         """
         found = [(0.0, NONE, np.zeros(0))] * len(self.kernels)
         hiding, beside = self._hiding
@@ -291,8 +291,8 @@ class OrderedTables:
         """Kernels as a pairwise model.
 
         Args:
-          left_out: kernels that count no seconds.
-          taken: [kernels] shares of the seconds that gathers take; by default none.
+          left_out: kernels without seconds.
+          taken: [kernels] shares of the seconds, taken by gathers; by default none.
         """
         builder = ModelBuilder(self.sizes)
         builder.constant = self.own_collectives
