@@ -177,11 +177,11 @@ class OrderedTables:
             seconds of collectives than of deferred dots.
           joint_from: seconds at stake from which copies of a value get a variable of their own,
             after those of the tables; the least energy over their labels is the bound.
-          multipliers: of `hidden_gathers`, between 0 and 1; by default 0.
+          multipliers: of the limits of `hidden_gathers`, at least 0; by default 0.
         """
-        excess = self._excess(labels)
-        gathers, taken, exposed = self.hidden_gathers, None, dict[int, Floats]()
+        excess, taken, exposed = self._excess(labels), None, dict[int, Floats]()
         if multipliers is not None:
+            gathers = self.hidden_gathers
             taken = multipliers @ gathers.taken
             shares = gathers.multipliers(multipliers).tolist()
             each = zip(gathers.uses, shares, gathers.hidden, strict=True)
