@@ -126,12 +126,12 @@ class Figures:
 
     Attributes:
       hidden: [uses] `HiddenGathers.seconds`.
-      kernels / most: [kernels] seconds, and upper bounds in pairwise tables.
+      kernels / above: [kernels] seconds, and upper bounds of them (`KernelTables.above`).
     """
 
     hidden: Floats
     kernels: Floats
-    most: Floats
+    above: Floats
 
 
 class Dual:
@@ -160,7 +160,7 @@ class Dual:
     def _change(self, limits: Floats, points: Sequence[Figures]) -> list[float]:
         m, taken = self._gathers.multipliers(limits), limits @ self._gathers.taken
         own = np.minimum(taken, self._counted)
-        return [float(p.hidden @ m - p.kernels @ own - p.most @ (taken - own)) for p in points]
+        return [float(p.hidden @ m - p.kernels @ own - p.above @ (taken - own)) for p in points]
 
     def raised(self, limits: Floats, points: Sequence[tuple[Ints, float]]) -> Floats:
         """Multipliers of a higher least energy of some labellings, by ascent.
@@ -180,7 +180,7 @@ class Dual:
             if values[lowest] > best_value:
                 best, best_value = m.copy(), float(values[lowest])
             at = figures[lowest]
-            each = np.where(m @ gathers.taken < self._counted, at.kernels, at.most)
+            each = np.where(m @ gathers.taken < self._counted, at.kernels, at.above)
             free = gathers.shares @ m < 1.0
             slope = (at.hidden * free) @ gathers.shares - gathers.taken @ each
             squares += slope * slope

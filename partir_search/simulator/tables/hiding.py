@@ -23,11 +23,9 @@ class HidingCompute:
 
     Attributes:
       places: [kernels] region and position.
-      most: [kernels] seconds at most, of all labels and of each label of each variable.
     """
 
     places: list[tuple[int, int]]
-    most: list[tuple[float, dict[int, Floats]]]
 
     def __init__(
         self, kernels: Sequence[KernelTables], regions: Sequence[Region], sizes: Sequence[int]
@@ -44,11 +42,10 @@ class HidingCompute:
         }
         seconds = [np.zeros(len(region.ops) + 1) for region in regions]
         saved: dict[tuple[int, int], list[tuple[int, Floats]]] = {}
-        self.places, self.most = [place[kernel.op] for kernel in kernels], []
+        self.places = [place[kernel.op] for kernel in kernels]
         for kernel, (region, position) in zip(kernels, self.places, strict=True):
             runs = max(kernel.runs, 1e-30)
             most, along = kernel.most()
-            self.most.append((most, along))
             seconds[region][position + 1] += most / runs
             for x, own in along.items():
                 less = np.maximum(most - own, 0.0) / runs

@@ -131,6 +131,15 @@ class KernelTables:
         found = max(dots, vectors) + moves if self.batched else max(dots, vectors + moves)
         return (found + self.start) * (self.ratio.at(labels) if self.ratio else 1.0)
 
+    def above(self) -> Sum:
+        """Upper bound of the seconds, splits apart: of all units and all traffic in turn."""
+        largest = self.ratio.most() if self.ratio else 1.0
+        found = Sum([((), np.array(self.start * largest))])
+        for component in (self.dots, self.vectors, self.own, self.fused):
+            for scope, table in component.tables.items():
+                found.add(scope, table * largest)
+        return found
+
     def most(self) -> tuple[float, dict[int, Floats]]:
         """Upper bounds of the seconds, splits apart: of all labels, and of each label of each
         variable.

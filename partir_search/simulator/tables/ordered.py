@@ -22,7 +22,7 @@ from partir_search.simulator.tables.move_readings import Splits, read_at, read_b
 from partir_search.simulator.tables.moves import MoveTable, MoveTables
 from partir_search.simulator.tables.prices import Columns, Pricer
 from partir_search.simulator.tables.shares import Shares
-from partir_search.simulator.tables.sums import sliced
+from partir_search.simulator.tables.sums import add_to, sliced
 from partir_search.simulator.tables.uses import Use, find_uses
 from partir_search.simulator.tables.variables import Variables
 from partir_search.simulator.tables.walk import trips_of, walk
@@ -248,28 +248,17 @@ class OrderedTables:
         """
         counted = np.ones(len(self.kernels))
         counted[[*self._hidden_kernels(self._excess(labels))]] = 0.0
-        most = self._most(labels)
         gathers, columns = self.hidden_gathers, self.columns()
+        above = [kernel.above() for kernel in self.kernels]
 
         def figures(each: Ints) -> Figures:
             return Figures(
                 gathers.seconds(self.uses, columns, each),
                 np.array([kernel.at(each) for kernel in self.kernels]),
-                np.array([m if x < 0 else along[each[x]] for m, x, along in most]),
+                np.array([kernel.at(each) for kernel in above]),
             )
 
         return Dual(gathers, counted, figures)
-
-    def _most(self, labels: Ints) -> list[tuple[float, int, Floats]]:
-        """[kernels] most seconds of a kernel beside gathers, the variable of the least at a
-        labelling, and most seconds of each label; NONE for a kernel without variables.
-        """
-        found = [(0.0, NONE, np.zeros(0))] * len(self.kernels)
-        hiding, beside = self._hiding
-        for k, (most, along) in zip(beside, hiding.most, strict=True):
-            x = min(along, key=lambda x: float(along[x][labels[x]]), default=NONE)
-            found[k] = most, x, along.get(x, np.zeros(0))
-        return found
 
     def _consistent(
         self, builder: ModelBuilder, prohibitive: float, kept: Sequence[Ints] | None = None
@@ -297,15 +286,13 @@ class OrderedTables:
         builder = ModelBuilder(self.sizes)
         builder.constant = self.own_collectives
         shares = np.zeros(len(self.kernels)) if taken is None else taken
-        most = self._most(labels) if shares.any() else []
         for k, (kernel, share) in enumerate(zip(self.kernels, shares.tolist(), strict=True)):
             rest = float(k not in left_out) - share
             if rest > 0.0:
                 own = kernel.scaled(rest) if share else kernel
                 read_kernel(own, builder, labels, self.sizes, exact=exact)
             elif rest < 0.0:
-                whole, x, along = most[k]
-                builder.add((x,) if x >= 0 else (), rest * (along if x >= 0 else np.array(whole)))
+                add_to(builder, kernel.above().times(rest).tables)
         return builder
 
     def seconds(self, labels: Ints) -> Floats:
