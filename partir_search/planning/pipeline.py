@@ -150,7 +150,7 @@ class PlanPipeline:
             return self._best_choice(call, args, kwargs)
         best = self._best_form(call, args, kwargs, spec, traces)
         assert best is not None
-        return self._finished(best[0]), best[1]
+        return self._finished(best[0], replayed=spec is not None), best[1]
 
     def _best_form(
         self,
@@ -224,9 +224,9 @@ class PlanPipeline:
         (plan, traced), chosen = min(found, key=lambda each: rank(each[0][0]))
         return chosen._finished(plan.beside(contest.tried)), traced
 
-    def _finished(self, plan: Plan) -> Plan:
-        """The best plan, confirmed by a compiler if the options ask for it, and shown."""
-        if self._options.confirm:
+    def _finished(self, plan: Plan, *, replayed: bool = False) -> Plan:
+        """The best plan, shown; a new one confirmed by a compiler if the options ask for it."""
+        if self._options.confirm and not replayed:
             plan = confirmed(plan, self._options.confirm, self.planners)
         if plan.searches:
             show_planned(self._options.progress, self._name, plan.cost)
