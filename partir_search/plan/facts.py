@@ -214,7 +214,7 @@ class PlanFacts(Layouts, Rewritten):
         return self._planned.model.simulate(self.program, record=True)
 
     def segments(self, mesh: Any = None) -> Segments:
-        """Unique segments of the device-local program, as functions to run and measure.
+        """Unique segments of the device-local program, which can be run and measured alone.
 
         Args:
           mesh: `jax.sharding.Mesh` of the devices that segments are to run on, where these are not

@@ -30,7 +30,11 @@ def stacked_type(kind: TensorType, size: int) -> TensorType:
 
 
 def stacked(arrays: Sequence[Value], result: Value, near: Op) -> Op:
-    """Op that stacks arrays of one type; the first array fills a longer `result` at its end."""
+    """Op that stacks arrays of one type along a new leading dim.
+
+    Args:
+      result: the stack; rows beyond the arrays are padding, equal to the first array.
+    """
     return _op(STACK, arrays, (result,), near)
 
 

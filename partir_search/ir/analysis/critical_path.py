@@ -1,4 +1,4 @@
-"""Values off the critical path: values on which no dot depends, such as gradients of weights."""
+"""Critical path: values on which a dot depends. Gradients of weights, for example, are off it."""
 
 from __future__ import annotations
 

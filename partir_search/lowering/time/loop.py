@@ -240,7 +240,7 @@ class _Writer:
         return argument
 
     def _is_fill(self, op: Op) -> bool:
-        """True for zeros and the like, which kernels of the loop make where they read them."""
+        """True for an op without operands, such as zeros: the loop computes the result in place."""
         rule = self.cut.program.partition.rules[op.id]
         plain = rule.kind is Kind.MOVEMENT and len(op.results) == 1
         return plain and not (op.inputs() or op.regions or op.effect)

@@ -79,7 +79,12 @@ class Sum:
         return found
 
     def over(self, scope: Sequence[int], sizes: Sequence[int]) -> Floats:
-        """The sum as one table over variables, in ascending order, that include all of its own."""
+        """Table of the sum, with one axis per variable.
+
+        Args:
+          scope: all variables of the sum, and others, in ascending order.
+          sizes: [variables] numbers of labels.
+        """
         total = np.zeros([sizes[x] for x in scope])
         for own, table in self.tables.items():
             shape = [sizes[x] if x in own else 1 for x in scope]
