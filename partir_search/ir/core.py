@@ -163,6 +163,11 @@ class Op:
         """Line of the user's code, ``file:line (function)``, or ""."""
         return "" if self.origin is None else source_line(self.origin)
 
+    @property
+    def is_constant(self) -> bool:
+        """True for an op without inputs, regions and effects, such as zeros."""
+        return not (self.inputs() or self.regions or self.effect)
+
     def inputs(self) -> tuple[tuple[int, Value], ...]:
         """(position, value) of the operands that are values, without literals; cached."""
         found = self._inputs

@@ -21,7 +21,6 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence, Set
 
-from partir_search.ir.analysis.critical_path import off_critical_path
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import (
     Instruction,
@@ -34,8 +33,8 @@ from partir_search.lowering.local_ir import (
 )
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.reshard_steps import AllGather, Reduction
-from partir_search.lowering.scheduling.gradients import small_products
-from partir_search.lowering.scheduling.marks import Marks, mark_body, mark_regions
+from partir_search.lowering.scheduling.gradients import mark_gradients, small_products
+from partir_search.lowering.scheduling.marks import Marks, mark_regions
 from partir_search.lowering.traits import LoweringTraits
 
 
@@ -95,11 +94,7 @@ def delay_gathers(program: LocalProgram, traits: LoweringTraits) -> LocalProgram
     A gradient is a contraction's result on which no contraction depends, smaller than the operands
     by `LoweringTraits.delayed_reduction_ratio`.
     """
-    if not traits.delays_regathers:
-        return program
-    partition = program.partition
-    late = off_critical_path(partition.module, partition.rules)
-    return mark_body(program, _gathers(program.body, partition.rules, late, traits))
+    return mark_gradients(program, traits, traits.delays_regathers, _gathers)
 
 
 def _gathers(
@@ -125,11 +120,7 @@ def delay_reductions(program: LocalProgram, traits: LoweringTraits) -> LocalProg
     A gradient is a contraction's result on which no contraction depends, smaller than the operands
     by `LoweringTraits.delayed_reduction_ratio`. The reduction of a gradient waits for none.
     """
-    if not traits.delays_reductions:
-        return program
-    partition = program.partition
-    late = off_critical_path(partition.module, partition.rules)
-    return mark_body(program, _reductions(program.body, partition.rules, late, traits))
+    return mark_gradients(program, traits, traits.delays_reductions, _reductions)
 
 
 def _reductions(

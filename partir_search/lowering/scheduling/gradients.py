@@ -8,7 +8,7 @@ The pass puts such a product before the next readers, in the chain, of the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from partir_search.ir.analysis.critical_path import off_critical_path
 from partir_search.ir.rule import OpRule
@@ -16,6 +16,8 @@ from partir_search.lowering.local_ir import LocalOp, LocalProgram, LocalRegion, 
 from partir_search.lowering.local_value import LocalValue
 from partir_search.lowering.scheduling.marks import Marks, mark_body
 from partir_search.lowering.traits import LoweringTraits
+
+MarksOf = Callable[[LocalRegion, Sequence[OpRule], Set[int], LoweringTraits], Marks]
 
 
 def compute_gradients_first(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
@@ -25,11 +27,23 @@ def compute_gradients_first(program: LocalProgram, traits: LoweringTraits) -> Lo
     beside the collective, and so do results not smaller than the operands by
     `LoweringTraits.delayed_reduction_ratio`.
     """
-    if not traits.computes_gradients_first:
+    return mark_gradients(program, traits, traits.computes_gradients_first, _products)
+
+
+def mark_gradients(
+    program: LocalProgram, traits: LoweringTraits, wanted: bool, marks_of: MarksOf
+) -> LocalProgram:
+    """Marks the body of a program by its gradients of weights; the program itself if not wanted.
+
+    Args:
+      marks_of: marks by the body, the rules of the ops, the ids of values on which no dot depends,
+        and the traits.
+    """
+    if not wanted:
         return program
-    partition = program.partition
-    late = off_critical_path(partition.module, partition.rules)
-    return mark_body(program, _products(program.body, partition.rules, late, traits))
+    rules = program.partition.rules
+    late = off_critical_path(program.partition.module, rules)
+    return mark_body(program, marks_of(program.body, rules, late, traits))
 
 
 def small_products(

@@ -240,10 +240,9 @@ class _Writer:
         return argument
 
     def _is_fill(self, op: Op) -> bool:
-        """True for an op without operands, such as zeros: the loop computes the result in place."""
+        """True for a constant of one movement, such as zeros: computed in place by the loop."""
         rule = self.cut.program.partition.rules[op.id]
-        plain = rule.kind is Kind.MOVEMENT and len(op.results) == 1
-        return plain and not (op.inputs() or op.regions or op.effect)
+        return rule.kind is Kind.MOVEMENT and len(op.results) == 1 and op.is_constant
 
     def _region_op(self, item: LocalOp, scope: _Scope) -> None:
         operands = tuple([self._read(x, scope) for x in item.ins])

@@ -6,9 +6,9 @@ exchanged alike, if all other readers and makers of the values are known to admi
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterable
-from typing import Any
+from collections.abc import Container, Hashable
 
+from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.core import Module, Op, Operand, Value
 from partir_search.ir.kind import Kind
 from partir_search.ir.role import Role
@@ -16,29 +16,6 @@ from partir_search.ir.rule import OpRule
 from partir_search.passes.pipeline.loop_parts import named
 from partir_search.passes.stacks.fingerprint import Fingerprints
 from partir_search.rules.registry import RuleTable, role_of
-
-
-class Classes:
-    """Disjoint sets of hashable elements, made on demand."""
-
-    def __init__(self) -> None:
-        self._above: dict[Any, Any] = {}
-
-    def __contains__(self, x: Any) -> bool:
-        return x in self._above
-
-    def of(self, x: Any) -> Any:
-        """Representative of the class of `x`."""
-        self._above.setdefault(x, x)
-        while self._above[x] is not x:
-            self._above[x] = self._above[self._above[x]]
-            x = self._above[x]
-        return x
-
-    def join(self, elements: Iterable[Any]) -> None:
-        first, *others = map(self.of, elements)
-        for x in others:
-            self._above[self.of(x)] = self.of(first)
 
 
 class Joined:
@@ -63,7 +40,8 @@ class Joined:
           reads: positions of operands read by the loop in any order of the layers.
           makes: positions of results made by the loop in any order.
         """
-        self._classes, self._rules = Classes(), RuleTable()
+        self._values = module.values
+        self._classes, self._rules = UnionFind(len(module.values)), RuleTable()
         self._prints, self._numbers = Fingerprints(module), dict[Hashable, int]()
         self._uniform: set[Value] = set()
         self._reasons: list[tuple[Value, bool, str]] = []
@@ -95,8 +73,7 @@ class Joined:
 
     def of(self, value: Value) -> Value:
         """Representative of the class of a value."""
-        found: Value = self._classes.of(value)
-        return found
+        return self._values[self._classes.find(value.id)]
 
     def is_joined(self, x: Operand) -> bool:
         """True for an array whose elements may differ."""
@@ -136,7 +113,8 @@ class Joined:
             for r in op.results:
                 self._refuse(op, r, "makes a value that is combined with it")
             return
-        self._classes.join((*read, *op.results))
+        for x in (*read[1:], *op.results):
+            self._classes.merge(read[0].id, x.id)
         self.ops.append((op, read[0]))
         if any(x.type.shape != r.type.shape for x in read for r in op.results):
             self._refuse(op, read[0], "repeats its elements")

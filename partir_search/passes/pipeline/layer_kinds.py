@@ -6,8 +6,9 @@ import collections
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 
+from partir_search.ir.analysis.union_find import UnionFind
 from partir_search.ir.core import Module, Op, Operand, Value
-from partir_search.passes.pipeline.joined import Classes, Joined
+from partir_search.passes.pipeline.joined import Joined
 from partir_search.passes.pipeline.loop_parts import named
 
 Update = tuple[tuple[tuple[Hashable, ...], ...], tuple[Hashable, ...]]
@@ -42,13 +43,14 @@ def kinds_of(module: Module, joined: Joined, ends: Iterable[tuple[Value, int]]) 
       joined: classes of the values outside of the loop.
       ends: stacks read or made by the loop, each with the number of layers.
     """
-    families = Classes()
+    families = UnionFind(len(module.values))
     for op in (*joined.stacks, *joined.rows):
-        values = [*(x for _, x in op.inputs()), *op.results]
-        families.join([joined.of(x) for x in values])
-    found: dict[Value, LayerKind] = {}
+        first, *others = (joined.of(x).id for x in (*(x for _, x in op.inputs()), *op.results))
+        for other in others:
+            families.merge(first, other)
+    found: dict[int, LayerKind] = {}
     for stack, count in ends:
-        found.setdefault(families.of(joined.of(stack)), LayerKind(count, stack))
+        found.setdefault(families.find(joined.of(stack).id), LayerKind(count, stack))
     members = _members(module, joined)
     for family, kind in found.items():
         _fill(kind, joined, families, family)
@@ -57,7 +59,7 @@ def kinds_of(module: Module, joined: Joined, ends: Iterable[tuple[Value, int]]) 
     return list(found.values())
 
 
-def _fill(kind: LayerKind, joined: Joined, families: Classes, family: Value) -> None:
+def _fill(kind: LayerKind, joined: Joined, families: UnionFind, family: int) -> None:
     """Finds the class of each layer's arrays."""
     layers: dict[Value, int] = {}
     stacks = {joined.of(kind.stack)}
@@ -65,7 +67,7 @@ def _fill(kind: LayerKind, joined: Joined, families: Classes, family: Value) -> 
         stacked = op in joined.stacks
         stack = op.results[0] if stacked else op.operands[0]
         assert isinstance(stack, Value)
-        if families.of(joined.of(stack)) is not family:
+        if families.find(joined.of(stack).id) != family:
             continue
         stacks.add(joined.of(stack))
         parts = op.operands if stacked else op.results

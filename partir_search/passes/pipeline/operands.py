@@ -92,7 +92,7 @@ def _shared(parts: LoopParts) -> list[Value]:
     Zeros and the like are left out: the ticks' kernels make zeros.
     """
     found: dict[Value, None] = {}
-    fills = {r for op in parts.body.ops if not op.inputs() and not op.regions for r in op.results}
+    fills = {r for op in parts.body.ops if op.is_constant for r in op.results}
     for op in parts.body.ops:
         varies = any(parts.varies(r) for r in op.results)
         for _, v in op.inputs() if varies else ():
