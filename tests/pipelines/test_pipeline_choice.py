@@ -199,7 +199,7 @@ def test_ops_run_again_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
             AbstractMesh((4, 2), ("stage", "data")),
             machine="tpu_v5e",
             schedule=[ps.Pipeline("stage", microbatches=8), ps.AutomaticPartition()],
-            goals=[ps.Fit(12e6), ps.Fastest()],
+            goals=[ps.Fit(18e6), ps.Fastest()],
             episodes=20,
         )(jax.jit(residual_mlps)).plan(weights, x)
 
@@ -210,5 +210,5 @@ def test_ops_run_again_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
     assert best.fits
     assert first.pipeline is not None
     assert best.pipeline is not None
-    assert best.pipeline.again > first.pipeline.again
+    assert (first.pipeline.again, best.pipeline.again > 0) == (0, True)
     assert best.cost.seconds < first.cost.seconds

@@ -134,7 +134,6 @@ def test_multipliers_of_gathers_raise_the_bound(name: str, monkeypatch: pytest.M
     with_multipliers = bound_below(tables, partition, seconds, effort=10.0)
     monkeypatch.setattr(bound, "TURNS", 0)
     without = bound_below(tables, partition, seconds, effort=10.0)
-    print(name, seconds, with_multipliers.seconds, without.seconds)
     assert without.seconds < with_multipliers.seconds <= seconds
 
 
