@@ -50,7 +50,7 @@ flags.DEFINE_list("models", None, "Cases to compile; default: all.")
 flags.DEFINE_list("targets", ["tpu_v5e:2x4", "tpu_v5p:2x2x2"], "Machines and topologies.")
 flags.DEFINE_integer("plans", 12, "Plans of each model on each target.")
 planning_flags.define(mesh="data:2,model:4")
-flags.DEFINE_string("rows", "rows.jsonl", "File of JSON lines, read and added to.")
+flags.DEFINE_string("rows", "rows.jsonl", "File of JSON lines, read and written.")
 flags.DEFINE_string("hlo", None, "Folder that keeps compiled programs, to be judged again.")
 flags.DEFINE_boolean(
     "compile", True, "Compile what the file lacks; else only predict its rows again."
@@ -209,7 +209,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def rows_of(cases: Mapping[str, Any], *, cycles: bool = True) -> list[dict[str, Any]]:
-    """Rows of all plans of some cases, by the flags; new ones are added to the file of rows."""
+    """Rows of all plans of some cases, by the flags; the file of rows keeps the latest of each."""
     path = pathlib.Path(FLAGS.rows)
     old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     known = {(r["target"], r["model"], r["plan"]): r for r in old}
@@ -225,8 +225,7 @@ def rows_of(cases: Mapping[str, Any], *, cycles: bool = True) -> list[dict[str, 
                 if row is None:
                     continue
                 rows[key] = {"target": target, "model": model, "plan": name} | row
-                with path.open("a") as file:
-                    file.write(json.dumps(rows[key]) + "\n")
+                path.write_text("".join(json.dumps(held) + "\n" for held in rows.values()))
     wanted = FLAGS.models or cases
     return [r for r in rows.values() if r["target"] in FLAGS.targets and r["model"] in wanted]
 
