@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ import partir_search as ps
 from models.catalog import MODELS
 from partir_search.ir.printing.paths import op_paths
 from partir_search.ir.source_names import scope_path
+from tests.calls import calls_of
 
 AXES = AbstractMesh((2, 4), ("batch", "model"))
 BATCH = ps.ManualPartition({"tokens": 0}, axis="batch")
@@ -235,16 +235,11 @@ def test_a_scope_is_selected_whole() -> None:
 
 
 def test_paths_are_linear() -> None:
-    """Four times the layers take about four times the time."""
+    """Four times the layers take about four times the calls."""
 
-    def seconds(layers: int) -> float:
+    def calls(layers: int) -> int:
         module = plan_of(train_step, params_of(layers), TOKENS).original
-        taken = []
-        for _ in range(3):
-            copy = dataclasses.replace(module)  # without cached analyses
-            begin = time.process_time()
-            op_paths(copy)
-            taken.append(time.process_time() - begin)
-        return min(taken)
+        copy = dataclasses.replace(module)  # without cached analyses
+        return calls_of(lambda: op_paths(copy))
 
-    assert seconds(32) < 8 * max(seconds(8), 2e-3)
+    assert calls(32) < 5 * calls(8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from partir_search.ir.core import Op
 from partir_search.ir.printer import print_partition
 from partir_search.ir.printing import blocks
 from partir_search.ir.printing.text import WIDTH
+from tests.calls import calls_of
 from tests.ir.printed import AXES, PROGRAMS, plan_of
 from tests.support import (
     check_partition,
@@ -201,9 +201,9 @@ def test_pages_print_the_forward_pass_of_large_programs(monkeypatch: pytest.Monk
 
 
 def test_printing_is_linear() -> None:
-    """Twice the layers take about twice the time, printed in full or not."""
+    """Four times the layers take about four times the calls, printed in full or not."""
 
-    def seconds(layers: int, full: bool) -> float:
+    def calls(layers: int, full: bool) -> int:
         def f(x: Any, *w: Any) -> Any:
             for i, a in enumerate(w):
                 with jax.named_scope(f"layer_{i}"):
@@ -214,15 +214,11 @@ def test_printing_is_linear() -> None:
         module = module_of(grad, ones(8, 8), *[ones(8, 8)] * layers)
         state = state_of(module)
         tile_arg(state, 0, 0, "batch")
-        partition, taken = state.partition(), []
-        for _ in range(3):
-            begin = time.process_time()
-            print_partition(partition, full=full)
-            taken.append(time.process_time() - begin)
-        return min(taken)
+        partition = state.partition()
+        return calls_of(lambda: print_partition(partition, full=full))
 
     for full in (False, True):
-        assert seconds(256, full) < 8 * max(seconds(64, full), 2e-3)
+        assert calls(64, full) < 5 * calls(16, full)
 
 
 def test_attributes_that_matter() -> None:
