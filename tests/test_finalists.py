@@ -87,3 +87,22 @@ def test_an_answer_that_fits_folded_alone_gives_way_to_one_that_fits() -> None:
     assert folded is costs[2]
     assert asked == [0, 2]
     assert game.goal is goal
+
+
+def test_all_answers_of_exact_steps_are_costed_whole() -> None:
+    """The third is the fastest on the whole program; one far behind is skipped."""
+    seconds, whole = (1.0, 1.5, 1.01, 1.05, 1.3), (1.07, 1.5, 1.06, 0.99, 0.5)
+    costs = {n: Peak(each, 50.0) for n, each in enumerate(seconds)}
+    goal = scorer((ps.Fit(100.0), ps.Fastest()))
+    game, paths = Game(costs, goal), [(n,) for n in costs]
+    result: Any = types.SimpleNamespace(paths={n: (n,) for n in costs})
+    asked: list[int] = []
+
+    def unfold(path: tuple[int, ...]) -> tuple[Peak, int]:
+        asked.append(path[0])
+        return dataclasses.replace(costs[path[0]], seconds=whole[path[0]]), path[0]
+
+    exact: Any = ExactAnswer(moves=paths[2:])
+    given: Any = (game, paths, result, exact, unfold)
+    assert choose_within(*given, trust_ranks=True)[1] == 3
+    assert asked == [0, 2, 3]

@@ -64,7 +64,7 @@ def answers_in_space(
     left = [name for name in names if name not in diagonal]
     _, game = plain.game(left, before, exclude)
     known = named_strategies(plain.mesh, left, game.targets, stages=planner.stage_axes)
-    found = exact_moves(game, known, EXACT_STARTS, episodes)
+    found = exact_moves(game, known, episodes=episodes)
     if found.moves or not episodes:
         return dataclasses.replace(found, bound=None, settled=False), ()
     starts = [moves for _, moves in known]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from partir_search.simulator.tables.bound import Bound
 
 EPISODES_PER_START = 300  # of the search, for exact steps from one more strategy
 EXACT_STARTS = 2  # of a search, from the best results of exact steps, at most
+EXACT_FINALISTS = 5  # assignments of exact steps evaluated on the unfolded program, at most
 STARTS = 3  # most strategies from which exact steps start
 LABELS_OF_STARTS = 90_000  # of the tables, times the starts
 TRIALS = 6  # further strategies from which exact steps take one turn along each axis
@@ -39,7 +41,8 @@ class ExactAnswer:
     """Results of exact steps.
 
     Attributes:
-      moves: the best assignments as moves, best first.
+      moves: the best assignments as moves, best first, each with other figures; none exceeds the
+        limits more than the first.
       settled: a search from the best needs few episodes: the best is within all limits at little
         cost, or too far beyond for a plan without recomputation to be within.
       bound: no assignment takes fewer seconds, on the folded program; None if unknown.
@@ -76,7 +79,7 @@ class ExactAnswer:
 def exact_moves(
     game: PlanningGame,
     starts: Sequence[tuple[str, Sequence[Move]]],
-    count: int,
+    count: int = EXACT_FINALISTS,
     episodes: int = STARTS * EPISODES_PER_START,
 ) -> ExactAnswer:
     """The best assignments by exact steps, and a lower bound of all.
@@ -130,9 +133,13 @@ def exact_moves(
             rest = _unlike([scored[score] for score in (first, *others)], started)
             for best, name in _tried(steps, rest):
                 found.setdefault(best.labels.tobytes(), (best, name))
+            best, name = _combined(steps, [*found.values()])
+            found.setdefault(best.labels.tobytes(), (best, name))
     ranked = _fitted(steps, [*found.values()])
-    paths: list[Move] = [steps.move(best.labels, name) for best, name in ranked[:count]]
     best = ranked[0][0]
+    answers = {_figures(each): (each, name) for each, name in reversed(ranked)}  # the first of like
+    within = [a for a in reversed(answers.values()) if a[0].score.excess <= best.score.excess]
+    paths: list[Move] = [steps.move(each.labels, name) for each, name in within[:count]]
     cheap = best.score.objective < DEAR * min(each.score.objective for each, _ in ranked)
     settled = best.score.excess > OUT_OF_REACH or (best.score.excess == 0.0 and cheap)
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
@@ -162,6 +169,13 @@ def _tried(steps: FittedSteps, starts: Sequence[tuple[str, Ints]]) -> list[Named
         best, name = min(tried, key=lambda each: each[0].score.rank())
         tried.append((steps.improve(best.labels)[0], name))
     return tried
+
+
+def _combined(steps: FittedSteps, found: Sequence[Named]) -> Named:
+    """The best assignment combined with all others, and improved, under its own name."""
+    (best, name), *others = sorted(found, key=lambda each: each[0].score.rank())
+    combined = steps.combined(best, [each for each, _ in others])
+    return (best, name) if combined is best else (steps.improve(combined.labels)[0], name)
 
 
 def _bounded(
@@ -212,8 +226,12 @@ def _over(steps: FittedSteps, found: Sequence[Named]) -> Sequence[Named]:
     least = min((f.score.objective for f, _ in found if not f.score.excess), default=math.inf)
     over = dict[tuple[float, float], Named]()
     for each, name in sorted(found, key=lambda item: item[0].score.scalar()):
-        score = each.score
-        if steps.exceeds_memory(each) and score.objective < least * (1.0 - LEAST_GAIN):
-            figures = round(math.log(score.objective), ALIKE), round(score.excess, ALIKE)
-            over.setdefault(figures, (each, name))
+        if steps.exceeds_memory(each) and each.score.objective < least * (1.0 - LEAST_GAIN):
+            over.setdefault(_figures(each), (each, name))
     return [*over.values()]
+
+
+def _figures(found: Found) -> tuple[float, float]:
+    """Objective, as a logarithm, and excess of an assignment, rounded."""
+    objective = math.log(max(found.score.objective, sys.float_info.min))
+    return round(objective, ALIKE), round(found.score.excess, ALIKE)

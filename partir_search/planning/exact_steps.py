@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from partir_search.exact.alternation import Blocks, Choices, Turns, alternate
+from partir_search.exact.alternation import Blocks, Choices, Turns, alternate, improve
 from partir_search.exact.pairwise import Ints, PairwiseModel
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
@@ -107,6 +107,27 @@ class ExactSteps:
             turns=self._turns,
         ).visited
         return ranked([self.scored(each.labels) for each in visited])
+
+    def combined(self, best: Found, others: Sequence[Found]) -> Found:
+        """The best of an assignment's combinations with others, one after the other.
+
+        Each variable keeps its label or takes the other's along all axes at once, by elimination
+        (fusion moves: Lempitsky et al., PAMI 2010), and again from the result.
+
+        Args:
+          others: assignments, of which earlier ones are combined first.
+        """
+        for other in others:
+            for _ in range(ROUNDS):
+                pair = np.stack((best.labels, other.labels), axis=1)
+                kept = [np.unique(labels) for labels in pair]
+                model = self._costs_at(best.labels, kept)
+                labels = improve(model, best.labels, kept, MAX_ENTRIES).labels
+                found = self.scored(self.realised(labels))
+                if found.score.scalar() >= best.score.scalar() - LEAST_GAIN:
+                    break
+                best = found
+        return best
 
     def scored(self, labels: Ints) -> Found:
         """An assignment with its score by the game's goal."""

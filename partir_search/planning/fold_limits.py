@@ -76,8 +76,8 @@ def choose_within(
     """The best answer of a search by whole costs, within the limits if any answer is.
 
     Args:
-      paths: the best answer by folded score, the best known strategy, the best by exact steps if
-        there are any, and further answers.
+      paths: the best answer by folded score, the best known strategy, the best by exact steps,
+        and further answers.
       result / exact: all answers.
       unfold: function from an answer to the cost on the whole program, and a result to return.
       trust_ranks: as in `choose_finalist`.
@@ -97,7 +97,7 @@ def choose_within(
             list(dict.fromkeys(paths)),
             lambda path: game.costed(path)[0],
             whole,
-            always=3 if exact.moves else 2,
+            always=2 + len(exact.moves),
             trust_ranks=trust_ranks,
         )
         folded = game.costed(path)[1]

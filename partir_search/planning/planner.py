@@ -259,9 +259,9 @@ class Planner:
                 )
                 kept += in_space
             else:
-                exact = exact_moves(game, [*known, *named], EXACT_STARTS, wanted)
+                exact = exact_moves(game, [*known, *named], episodes=wanted)
         with self._clock.timed("search"):
-            paths = [*starts, *((move,) for move in exact.moves), *kept]
+            paths = [*starts, *((move,) for move in exact.moves[:EXACT_STARTS]), *kept]
             ends = {"settled": exact.settled, "completes": journal.completes}
             result = search_noted(game, episodes, seed, paths, progress, found=kept, **ends)
         found = [game.describe(move) for move in result.best.path]
@@ -361,7 +361,7 @@ class Planner:
         """
         paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
         if not result.proven:
-            paths[1:1] = [(move,) for move in exact.moves[:1]]
+            paths[1:1] = [(move,) for move in exact.moves]
             paths.insert(1, min(map(tuple, starts), key=lambda p: game.costed(p)[0].rank()))
         if self.streams:  # rings may hide the gathers of context parallelism
             contexts = [p for p in map(tuple, starts) if any(isinstance(m, TileContext) for m in p)]
