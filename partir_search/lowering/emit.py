@@ -126,6 +126,10 @@ def _run_item(partition: Partition, item: Reshard | LocalOp, env: Env, effects: 
     for local in order.row_major:
         rows = Layout(_by_rows(env[local.id].shape))
         env[local.id] = with_layout_constraint(env[local.id], rows)
+    for local in order.by_columns:
+        last = len(local.shape) - 1
+        columns = Layout((last, *range(last)))
+        env[local.id] = with_layout_constraint(env[local.id], columns)
 
 
 def _by_rows(shape: tuple[int, ...]) -> tuple[int, ...]:

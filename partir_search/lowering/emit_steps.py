@@ -57,6 +57,9 @@ def run_step(
             return halo([x, *received], step, names)
         case AllGather():
             return lax.all_gather(x, names, axis=step.dim, tiled=True)
+        case ReduceScatter() if jnp.iscomplexobj(x):  # XLA:TPU has none of complex numbers
+            parts = (run_step(mesh, step, part, tiles_first) for part in (x.real, x.imag))
+            return lax.complex(*parts)
         case ReduceScatter() if tiles_first and step.dim:
             shape, dim, tiles = x.shape, step.dim, math.prod(sizes)
             x = x.reshape(*shape[:dim], tiles, shape[dim] // tiles, *shape[dim + 1 :])

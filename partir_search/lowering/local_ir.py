@@ -33,6 +33,7 @@ class Scheduling:
       barrier: values behind one barrier with the source, against common-subexpression elimination;
         () for the source alone, None for no barrier.
       row_major: results with a row-major layout in memory.
+      by_columns: results with the last dim outermost in memory, the others in order.
       tiles_first: True for a reduce_scatter whose dim is first transposed to the front.
     """
 
@@ -41,6 +42,7 @@ class Scheduling:
     before: tuple[LocalValue, ...] | None = None
     barrier: tuple[LocalValue, ...] | None = None
     row_major: tuple[LocalValue, ...] = ()
+    by_columns: tuple[LocalValue, ...] = ()
     tiles_first: bool = False
 
 

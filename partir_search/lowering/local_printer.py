@@ -11,7 +11,7 @@
              | "turn" n | "regather" | "with" local*
     turn    := "turn" n "of" n | "block" n | "zigzag" | "chunks" n | "adds" local*
     mark    := ("after" | "operands_after" | "before" | "barrier") "=[" local* "]"
-             | "layout=row_major[" local* "]" | "tiles_first"
+             | "layout=row_major[" local* "]" | "layout=by_columns[" local* "]" | "tiles_first"
     source  := local | number
     local   := "%" value ["#" copy] "[" axes* "]" ["+" monoid "(" axis ")"]*
 
@@ -117,6 +117,8 @@ class _Printer:
                 yield f"{name}=[{self.sources(values)}]"
         if scheduling.row_major:
             yield f"layout=row_major[{self.sources(scheduling.row_major)}]"
+        if scheduling.by_columns:
+            yield f"layout=by_columns[{self.sources(scheduling.by_columns)}]"
         if scheduling.tiles_first:
             yield "tiles_first"
 

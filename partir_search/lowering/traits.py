@@ -65,9 +65,12 @@ class LoweringTraits:
     pins_lookup_layouts: bool = trait(
         False,
         "flag",
-        "Holds results of row look-ups to the row-major layout.",
+        "Holds results of row look-ups to the row-major layout, and of rows of few elements to the"
+        " layout of columns.",
         "XLA:TPU otherwise lays out edges of a graph network by columns and transposes them at each"
-        " look-up. BP(data) on v5e: 85.8 to 69.2 ms, 4.30 to 3.95 GB.",
+        " look-up. BP(data) on v5e: 85.8 to 69.2 ms, 4.30 to 3.95 GB. Scores f32[524288,2] of graph"
+        " attention take 64 times their bytes by rows: 3.56 to 1.58 GB under MP(data+model), and"
+        " 1.15 to 0.63 GB, 30.0 to 27.3 ms under BP(model)+Z2.",
     )
     row_major_sublane_elements: int = trait(
         8,
@@ -99,6 +102,15 @@ class LoweringTraits:
         " 123.9 to 125.6 ms; a radiance field, with waiting regathers, 1.03 to 0.79 GB, 11.5 to"
         " 11.3 ms. On H100 the wait costs 6 % of a graph network's step.",
     )
+    delays_early_products: bool = trait(
+        False,
+        "flag",
+        "Makes products of the backward pass wait that could precede `delay_lag_collectives`"
+        " collectives of the chain.",
+        "XLA:TPU otherwise computes all products of one early gradient at once. WaveNet's gradients"
+        " of skipped outputs on v5e: 3.65 to 3.40 GB under MP(data+model), 1.01 to 0.89 GB under"
+        " BP(model)+MP(data, head)+SP, in 22.49 and 22.65 ms.",
+    )
     computes_gradients_first: bool = trait(
         False,
         "flag",
@@ -110,7 +122,8 @@ class LoweringTraits:
     delay_lag_collectives: int = trait(
         2,
         "collectives",
-        "Number of regathers, or of rings, that may be under way before one waits.",
+        "Number of regathers, or of rings, that may be under way before one waits; collectives of"
+        " the chain that a product of the backward pass may precede, and one.",
         "Rings on v5e, one layer by XLA's cycles: 43.6 ms without order, 43.2 with a lag of two,"
         " 45.2 with a lag of one.",
     )

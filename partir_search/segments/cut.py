@@ -175,6 +175,7 @@ def _scheduled(item: Instruction, known: dict[int, LocalValue]) -> Instruction:
         before=before or (None if order.before else order.before),
         barrier=None if order.barrier is None else kept(order.barrier),
         row_major=order.row_major,
+        by_columns=order.by_columns,
         tiles_first=order.tiles_first,
     )
     return dataclasses.replace(item, scheduling=kept_order)

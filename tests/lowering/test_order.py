@@ -1,4 +1,6 @@
-"""Regathers and reductions wait for gradients that read much; of rings see test_rings.py."""
+"""Regathers and reductions wait for gradients that read much, and products for the chain of the
+backward pass; of rings see test_rings.py.
+"""
 
 from __future__ import annotations
 
@@ -162,3 +164,42 @@ def test_gradients_beside_collectives_keep_their_order(mesh: jax.sharding.Mesh) 
 
 def marked(program: LocalProgram, traits: Any) -> list[Any]:
     return [x for x in schedule_for(program, traits).body.steps if x.scheduling.before]
+
+
+def test_products_of_one_early_gradient_wait_for_the_chain(mesh: jax.sharding.Mesh) -> None:
+    """The gradient of a sum of skipped outputs is ready before the chain of layers begins."""
+    count, shape = 5, (WIDTH, WIDTH)
+
+    def train(w: list[dict[str, Any]], x: Any) -> Any:
+        def loss(w: list[dict[str, Any]]) -> Any:
+            h, total = x, 0.0
+            for p in w:
+                a = jnp.tanh(h @ p["up"])
+                h = h + a @ p["down"]
+                total = total + a @ p["skip"]
+            return (jnp.tanh(total) ** 2).mean()
+
+        return jax.tree.map(lambda a, g: a - g, w, jax.grad(loss)(w))
+
+    random = np.random.default_rng(0)
+    names = ("up", "down", "skip")
+    w = [{n: random.normal(size=shape).astype(np.float32) / 4 for n in names} for _ in range(count)]
+    args = w, arguments(64)[1]
+    dims = {f"w/{i}/{name}": int(name == "up") for i in range(count) for name in names}
+    tensor = [ps.ManualPartition(dims, axis="model")]
+    plan = ps.auto_partition(mesh, schedule=tensor, machine="tpu_v5e")(train).plan(*args)
+    waiting = [x for x in plan.program.body.steps if x.scheduling.operands_after]
+    assert len(waiting) == count - 2  # the last two could precede one collective at most
+    awaited = [x.scheduling.operands_after[0].value.name for x in waiting]
+    sent = [
+        item.source.value.name
+        for item in plan.program.body.steps
+        if isinstance(item, Reshard) and item.op is not None and item.op.backward
+    ]
+    assert awaited == sent[: count - 2]
+    program = schedule_for(plan.program, PLATFORMS["tpu"])
+    specs = [NamedSharding(mesh, s) for s in shard_map.argument_specs(program)]
+    placed = jax.device_put(jax.tree.leaves(args), specs)
+    found = jax.jit(shard_map.sharded(program, mesh))(*placed)
+    for got, want in zip(found, jax.tree.leaves(train(*args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)

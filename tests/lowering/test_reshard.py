@@ -185,11 +185,12 @@ def test_orders_on_devices() -> None:
 
 @pytest.mark.devices
 @pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("axes", [(0,), (1, 0)])
-def test_reduce_scatter_with_tiles_in_front(dim: int, axes: tuple[int, ...]) -> None:
-    """Both forms give each device the same tile of the sum."""
+@pytest.mark.parametrize(("axes", "dtype"), [((0,), np.float32), ((1, 0), np.complex64)])
+def test_reduce_scatter_with_tiles_in_front(dim: int, axes: tuple[int, ...], dtype: Any) -> None:
+    """Both forms give each device the same tile of the sum; complex numbers are sent in parts."""
     step = ReduceScatter(axes=axes, dim=dim, monoid="sum", layout=((), (), ()), partial=())
-    x = jnp.arange(8.0 * 8 * 8).reshape(8, 8, 8)
+    x = jnp.arange(8.0 * 8 * 8).reshape(8, 8, 8).astype(dtype)
+    x = x * (1 - 2j) if dtype is np.complex64 else x
     names = tuple(MESH.names[a] for a in axes)
     n = math.prod(MESH.sizes[a] for a in axes)
 
@@ -205,6 +206,9 @@ def test_reduce_scatter_with_tiles_in_front(dim: int, axes: tuple[int, ...]) -> 
         out_specs=(spec, spec),
         check_vma=False,
     )
+    scatters = [s for s in str(jax.make_jaxpr(f)(x)).splitlines() if "= reduce_scatter" in s]
+    assert scatters
+    assert not any("c64" in scatter for scatter in scatters)
     plain, front = jax.jit(f)(x)
     np.testing.assert_array_equal(plain, x * sum(range(1, n + 1)))
     np.testing.assert_array_equal(front, plain)

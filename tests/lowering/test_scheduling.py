@@ -160,26 +160,32 @@ def test_passes_are_in_the_pipeline() -> None:
     assert names[at + 1 :] == [*SCHEDULING, "emit"]
 
 
-def test_looked_up_and_scattered_rows_lie_by_rows() -> None:
-    """Rows between dims of one element too; the layouts change no result on 8 devices."""
+@pytest.mark.parametrize("width", [128, 4])
+def test_looked_up_and_scattered_rows_lie_by_rows(width: int) -> None:
+    """Rows between dims of one element too, and narrow ones by columns; the layouts change no
+    result on 8 devices.
+    """
 
     def step(table: Any, rows: Any, scale: Any) -> tuple[Any, Any]:
         def loss(table: Any) -> Any:
-            taken = table[rows[:, None]]  # f32[64, 1, 128]
-            return ((taken.sum(1) * scale) ** 2).sum()
+            taken = table[rows[:, None] if width == 128 else rows]  # f32[64, 1, 128], f32[1024, 4]
+            return ((taken.sum(-2) * scale) ** 2).sum()
 
         value, gradient = jax.value_and_grad(loss)(table)
         return table - gradient, value
 
     rng = np.random.default_rng(0)
-    table = rng.normal(size=(256, 128)).astype(np.float32)
-    args = table, rng.integers(0, 256, 64).astype(np.int32), np.float32(0.5)
+    table = rng.normal(size=(256, width)).astype(np.float32)
+    count = 64 if width == 128 else 1024
+    args = table, rng.integers(0, 256, count).astype(np.int32), np.float32(0.5)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     tactics = [ps.ManualPartition({name: 0}, axis="data") for name in ("rows", "table")]
     plan = ps.auto_partition(mesh, schedule=tactics)(step).plan(*args)
     program = schedule_for(localize(plan.program.partition), TPU)
     pinned = [x for item in program.body.steps for x in item.scheduling.row_major]
-    assert [x.shape for x in pinned] == [(8, 1, 128), (8, 1, 128)]
+    columns = [x for item in program.body.steps for x in item.scheduling.by_columns]
+    assert [x.shape for x in pinned] == ([(8, 1, 128), (8, 1, 128)] if width == 128 else [])
+    assert [x.shape for x in columns] == ([] if width == 128 else [(128, 4)])
     found = jax.jit(sharded(program, mesh))(*args)
     for a, b in zip(found, step(*args), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

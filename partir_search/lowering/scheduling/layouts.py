@@ -9,13 +9,14 @@ at the first value with the state's shape.
 *Look-ups* read and make rows, and scatters read rows. XLA:TPU lays out results and updates by
 columns if a product prefers columns, and transposes a graph network's arrays of edges between edges
 and nodes (`pins_lookup_layouts`). The pass pins results of look-ups, and updates of scatters before
-they are gathered, to rows.
+they are gathered, to rows. Rows of a few numbers, as scores of edges by heads, would take a whole
+tile row each, as would all that is computed from them: these look-ups are pinned to columns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax.numpy as jnp
 
@@ -36,10 +37,14 @@ def pin_update_layouts(program: LocalProgram, traits: LoweringTraits) -> LocalPr
 
 
 def pin_lookup_layouts(program: LocalProgram, traits: LoweringTraits) -> LocalProgram:
-    """Pins results of row look-ups, and updates of scatters, to the row-major layout."""
+    """Pins look-ups to rows, or narrow ones to columns, and updates of scatters to rows."""
     if not traits.pins_lookup_layouts:
         return program
-    looked_up = _pinned(program, lookups(program, traits))
+    narrow = {
+        at: {"by_columns": tuple(columns)}
+        for at, columns in narrow_lookups(program, traits).items()
+    }
+    looked_up = mark_body(_pinned(program, lookups(program, traits)), narrow)
     return _pinned(looked_up, scatter_updates(program, traits))
 
 
@@ -55,11 +60,29 @@ def _pinned(program: LocalProgram, found: Mapping[int, Sequence[LocalValue]]) ->
 
 def lookups(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[LocalValue]]:
     """Results of look-ups of many rows, by position of the instruction in the body."""
+    return _looked_up(program, lambda shape: _whole_rows(shape, traits))
+
+
+def narrow_lookups(program: LocalProgram, traits: LoweringTraits) -> dict[int, list[LocalValue]]:
+    """Results of look-ups of rows that fill an eighth of a tile's lanes or less, of which columns
+    fill whole tiles, by position of the instruction in the body.
+    """
+    lanes = traits.row_major_lane_elements
+
+    def narrow(shape: Shape) -> bool:
+        return len(shape) > 1 and 1 < shape[-1] <= lanes // 8 and shape[-2] % lanes == 0
+
+    return _looked_up(program, narrow)
+
+
+def _looked_up(
+    program: LocalProgram, of_shape: Callable[[Shape], bool]
+) -> dict[int, list[LocalValue]]:
     rules = program.partition.rules
     found: dict[int, list[LocalValue]] = {}
     for at, item in enumerate(program.body.steps):
         if isinstance(item, LocalOp) and rules[item.op.id].is_table_lookup and _by_array(item):
-            rows = [x for x in item.outs if _whole_rows(x.shape, traits) and _floats(x)]
+            rows = [x for x in item.outs if of_shape(x.shape) and _floats(x)]
             if rows:
                 found[at] = rows
     return found

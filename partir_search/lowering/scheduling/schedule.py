@@ -13,6 +13,7 @@ from partir_search.lowering.scheduling.delay import (
     delay_rings,
     order_turns,
 )
+from partir_search.lowering.scheduling.early_products import delay_early_products
 from partir_search.lowering.scheduling.early_reads import hoist_early_reads
 from partir_search.lowering.scheduling.ends import scatter_tiles_first, write_donated_last
 from partir_search.lowering.scheduling.gradients import compute_gradients_first
@@ -29,6 +30,7 @@ SCHEDULING: dict[str, SchedulingPass] = {
         order_turns,
         delay_gathers,
         delay_reductions,
+        delay_early_products,
         compute_gradients_first,
         hoist_early_reads,
         prevent_cse,

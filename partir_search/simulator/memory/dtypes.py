@@ -26,6 +26,7 @@ from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.arrays import Bools, Floats
 from partir_search.simulator.memory.float_types import changes_width, is_float
+from partir_search.simulator.memory.operand_dims import operand_dims
 from partir_search.simulator.memory.softmax import DotOutputs, sums_few
 from partir_search.simulator.memory.split_broadcasts import split_broadcasts
 from partir_search.simulator.op_kinds import is_batched
@@ -45,6 +46,7 @@ class Dtypes:
       one_hot: ids of recomputed ops that are not elementwise: one-hot updates of zeros, outer
         products.
       materialized: ids of elementwise values stored for dots.
+      padded_operands: ids of operands of batched dots whose matrices fill no tiles of the memory.
       wide_forward: ids of values with a second copy of twice the width in the forward pass.
       softmax_in_one_kernel: by id of a dot's result, True if the dot's kernel computes the softmax
         of the result, False if a second kernel computes and stores the exponentials. Softmaxes of
@@ -57,6 +59,7 @@ class Dtypes:
     for_dots: Bools
     one_hot: Set[int]
     materialized: Set[int]
+    padded_operands: Set[int]
     wide_forward: Set[int]
     softmax_in_one_kernel: Mapping[int, bool]
 
@@ -108,6 +111,7 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
         for_dots=for_dots,
         one_hot=one_hot,
         materialized=materialized,
+        padded_operands=_padded_operands(module, rules, traits),
         wide_forward=wide,
         softmax_in_one_kernel=in_one_kernel,
     )
@@ -207,6 +211,14 @@ def _dilations(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
             found.update(v.id for _, v in op.inputs())
             found.update(r.id for r in op.results)
     return frozenset(found)
+
+
+def _padded_operands(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> frozenset[int]:
+    """Ids of operands of batched dots alone whose larger minor dim fills no tile."""
+    if traits.tile_lanes == 1:
+        return frozenset()
+    dims = operand_dims(module, rules, def_use(module))
+    return frozenset(v for v, ((_, size), _) in dims.items() if size % traits.tile_lanes)
 
 
 def _dot_operands(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:

@@ -119,6 +119,20 @@ def materialize(
         lookup = traits.fuses_lookups and rule.is_table_lookup
         return rule.elementwise or op.id in dtypes.one_hot or lookup
 
+    def read_in_place(op: Op) -> bool:
+        """True for a slice, and for a view of one: each consumer reads the stretch in the source,
+        however many there are. Dots read views that the memory pads from copies.
+        """
+        copied = any(r.id in dtypes.padded_operands for r in op.results)
+        if copied or not traits.recomputes_dot_operands:
+            return bool(rules[op.id].reads)
+        while not rules[op.id].reads and rules[op.id].moves and op.inputs():
+            maker = uses.makers[op.inputs()[0][1].id]
+            if maker is None or maker.results[0].id in made:
+                break
+            op = maker
+        return bool(rules[op.id].reads)
+
     def recomputed(op: Op, leaves: tuple[int, ...]) -> bool:
         """True if the consumers of an elementwise op's results compute the results themselves."""
         once = traits.stores_expensive_elementwise and rules[op.id].expensive
@@ -135,7 +149,7 @@ def materialize(
                 and sum(nbytes.get(s, 0) for s in leaves)
                 > traits.materialize_ratio * result.type.nbytes
                 > 0
-                and not rules[op.id].reads  # a slice is read in place, however often
+                and not read_in_place(op)
                 and sum(nbytes.get(s, 0) for s in consumers.sole(op, leaves, made))
                 >= result.type.nbytes
                 and not (traits.recomputes_dot_operands and recomputed_in_dots(result, leaves))

@@ -33,6 +33,7 @@ _TPU = XlaTraits(
     pins_lookup_layouts=True,
     delays_regathers=True,
     delays_reductions=True,
+    delays_early_products=True,
     tile_lanes=128,
     tile_sublanes=8,
 )
