@@ -15,6 +15,7 @@ from models.transformer import TransformerConfig, example_args, make_train_step,
 from partir_search.aot.hlo import CompiledCollective, axes_of, hlo_collectives
 from partir_search.aot.targets import Target
 from partir_search.aot.verify import compare
+from partir_search.aot.xla_changes import merged
 
 MESH = ps.MeshShape(("batch", "model"), (4, 4))
 ROWS = "{{0,4,8,12},{1,5,9,13},{2,6,10,14},{3,7,11,15}}"
@@ -200,6 +201,16 @@ def test_combined_beside_merged_reductions_are_named() -> None:
     changes, rest = compare(plan.program, found)[1:]
     along = "all_reduce along batch combined into 1, after 2 merged with equal ones"
     assert (changes, rest) == ((f"4 {along}",), ())
+
+
+def test_merged_gathers_may_have_become_reductions() -> None:
+    """Two gathers of one shard are one all_reduce of padded tiles; a further gather is missing."""
+    gathers = "all_gather", ("batch",)
+    missing = {gathers: collections.Counter({64: 1, 8: 1})}
+    compiled = collections.defaultdict(list, {("all_reduce", ("batch",)): [(64, 4)]})
+    named = list(merged(missing, {}, compiled))
+    assert named == ["1 all_gather along batch merged with equal ones"]
+    assert missing[gathers] == collections.Counter({8: 1})
 
 
 def test_what_is_made_again_is_named(small_plan: ps.Plan) -> None:

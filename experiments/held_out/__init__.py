@@ -9,4 +9,5 @@ PROGRAMS = (
     *("conformer", "graph_attention", "perceiver", "routed_lm", "soft_caps_lm", "ssd_lm"),
     *("two_tower", "wavenet", "codebook", "retrieval_lm", "selective_scan", "shifted_windows"),
     *("capsules", "set_detector", "neural_sde", "radiance_field", "diffusion_transformer"),
+    *("long_convolution", "point_cloud", "transducer", "splatting", "image_vae"),
 )

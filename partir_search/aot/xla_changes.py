@@ -140,12 +140,12 @@ def rematerialized(extra: Rest, found: list[CompiledCollective], mesh: MeshShape
 
 
 def merged(missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]]) -> Iterator[str]:
-    """XLA merges equal collectives, sums of one total, and reduce_scatters turned into an equal
-    all_reduce.
+    """XLA merges equal collectives, sums of one total, and reduce_scatters or all_gathers turned
+    into an equal all_reduce.
     """
     for key, counts in list(missing.items()):
         there = {n for n, _ in compiled[key]}
-        if key[0] == "reduce_scatter":
+        if key[0] in ("reduce_scatter", "all_gather"):
             there |= {n for n, _ in compiled.get(("all_reduce", key[1]), ())}
         merged = collections.Counter({n: c for n, c in counts.items() if n in there})
         if merged:
