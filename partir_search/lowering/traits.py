@@ -108,7 +108,7 @@ class LoweringTraits:
         "Makes products of the backward pass wait that could precede `delay_lag_collectives`"
         " collectives of the chain.",
         "XLA:TPU otherwise computes all products of one early gradient at once. WaveNet's gradients"
-        " of skipped outputs on v5e: 3.65 to 3.40 GB under MP(data+model), 1.01 to 0.89 GB under"
+        " of skipped outputs on v5e: 3.65 to 3.55 GB under MP(data+model), 1.01 to 0.89 GB under"
         " BP(model)+MP(data, head)+SP, in 22.49 and 22.65 ms.",
     )
     computes_gradients_first: bool = trait(
