@@ -13,11 +13,12 @@ import optax
 import pytest
 
 from models.catalog import MODELS
-from partir_search.ir.core import Module, Value
+from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.printer import print_partition
 from partir_search.ir.verify import verify
 from partir_search.passes.roll import (
+    Again,
     LayerPair,
     Rolled,
     layer_scans,
@@ -297,8 +298,15 @@ def test_equal_constants_of_layers() -> None:
     assert sorted(str(x.type) for x in consts) == ["bool[16,16]", *["f32[16,4]"] * 4]
 
 
+def _written(op: Op) -> float:
+    return op.results[0].type.nbytes
+
+
 def test_further_ops_run_again() -> None:
-    """Those of the largest residuals first; with all of them the carry alone is a residual."""
+    """Those of the largest residuals first; with all of them the carry alone is a residual.
+
+    Of a share of the residuals to spare, those of the fewest operations.
+    """
     shapes = (8, 16), *((16, 48),) * 4, *((48, 16),) * 4
     args = [0.2 * x for x in floats_of(*shapes)]  # small sums, small rounding errors
 
@@ -313,8 +321,10 @@ def test_further_ops_run_again() -> None:
 
     module, want = module_of(step, *args), jax.jit(step)(*args)
     kept = []
-    for more in (0, 1, 1000):
-        found = roll(module, again=more)
+    counts = [Again(n) for n in (0, 1, 1000)]
+    shares = [Again(spared=s, operations=_written) for s in (0.2, 0.3, 0.7, 0.9)]
+    for again in (*counts, *shares):
+        found = roll(module, again=again)
         pair = only_pair(found)
         assert pair.backward is not None
         scan = found.module.body.ops[pair.forward.position]
@@ -322,7 +332,7 @@ def test_further_ops_run_again() -> None:
         kept.append(sorted(stacks))
         got = run_evaluator(state_of(found.module, ONE).partition(), args)
         assert_same(got, want)
-    assert kept == [[16, 16, 48], [16, 16], [16]]
+    assert kept == [[16, 16, 48], [16, 16], [16], [16, 48], [16, 16], [16], [16]]
 
 
 def test_print_rolled(golden: Any) -> None:

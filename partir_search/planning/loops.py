@@ -10,13 +10,14 @@ from partir_search.ir.core import Module
 from partir_search.passes.attention import forward_ops
 from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.pipeline.module import pipelined
-from partir_search.passes.roll import roll
+from partir_search.passes.roll import Again, roll
 from partir_search.plan.rewrites import Rewrites
 from partir_search.planning.microbatch import with_microbatches
 from partir_search.planning.trace import Traced
 from partir_search.rules import RULES
 from partir_search.rules.registry import RuleTable
 from partir_search.rules.unruled import UNRULED
+from partir_search.simulator.op_kinds import total_flops
 
 
 class Layered:
@@ -26,14 +27,14 @@ class Layered:
     """
 
     def __init__(self) -> None:
-        self._layers: dict[tuple[int, int], tuple[Traced, Traced, int]] = {}
+        self._layers: dict[tuple[int, int, float], tuple[Traced, Traced, int]] = {}
         self._loops: dict[tuple[int, int, Any], tuple[Traced, Traced]] = {}
 
-    def __call__(self, traced: Traced, again: int) -> tuple[Traced, int]:
-        """`with_layers(traced, again)`."""
-        key = id(traced), again
+    def __call__(self, traced: Traced, again: int, spared: float = 0.0) -> tuple[Traced, int]:
+        """`with_layers(traced, again, spared)`."""
+        key = id(traced), again, spared
         if key not in self._layers:
-            self._layers[key] = traced, *with_layers(traced, again)
+            self._layers[key] = traced, *with_layers(traced, again, spared)
         return self._layers[key][1:]
 
     def in_parts(self, traced: Traced, microbatches: int) -> Traced:
@@ -64,7 +65,7 @@ def with_loops(traced: Traced, loop: Rewrites, layered: Layered | None = None) -
     layered = layered or Layered()
     forms: list[PipelineForm] = []
     for form in loop.pipeline:
-        traced, again = layered(traced, form.again)
+        traced, again = layered(traced, form.again, form.spared)
         forms.append(dataclasses.replace(form, again=again))
     loop = dataclasses.replace(loop, pipeline=tuple(forms))
     if loop.microbatches > 1:
@@ -74,7 +75,7 @@ def with_loops(traced: Traced, loop: Rewrites, layered: Layered | None = None) -
     return dataclasses.replace(traced, rewrites=loop)
 
 
-def with_layers(traced: Traced, again: int = 0) -> tuple[Traced, int]:
+def with_layers(traced: Traced, again: int = 0, spared: float = 0.0) -> tuple[Traced, int]:
     """A traced call with layers as scans, and the number of ops of a layer run again.
 
     Scores of attention are no residuals: backward layers compute them again.
@@ -82,12 +83,15 @@ def with_layers(traced: Traced, again: int = 0) -> tuple[Traced, int]:
     Args:
       again: number of further ops of a layer that backward layers repeat; layers of a user's scan
         repeat none.
+      spared: share of a layer's residuals, in bytes, that ops run again spare, of the fewest
+        operations; 0 for the makers of the largest residuals.
     """
-    count = 0
+    count, rules = 0, RuleTable()
+    further = Again(again, spared, lambda op: total_flops([op], rules))
 
     def rewrite(module: Module) -> Module:
         nonlocal count
-        rolled = roll(module, forward_ops(module, RuleTable()), again)
+        rolled = roll(module, forward_ops(module, rules), further)
         count = rolled.again
         return rolled.module
 

@@ -22,39 +22,31 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.passes.group_arguments import with_groups
 from partir_search.passes.views import with_views
 from partir_search.plan.argument_record import record_differences
-from partir_search.plan.context import PlanContext
 from partir_search.plan.multihost import plan_first, spans_processes
 from partir_search.plan.plan import Plan, spec_of
 from partir_search.plan.report.progress import show_planned
 from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.serialization import changes, check_mesh
 from partir_search.plan.spec import PlanSpec
-from partir_search.planning.alternatives import Forms, alternatives_of
-from partir_search.planning.changes import changes_of
 from partir_search.planning.checks.batch import warn_uneven
 from partir_search.planning.confirm.confirm import confirmed
-from partir_search.planning.confirm.contenders import near_plans
-from partir_search.planning.contest import Contest, behind, rank, slowed
-from partir_search.planning.front.front import FrontFinder
+from partir_search.planning.contest import Contest, behind, rank
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.layer_forms import layer_forms
+from partir_search.planning.loop_queue import LoopQueue
 from partir_search.planning.loops import Layered, with_loops
 from partir_search.planning.notices import warn_constants, warn_opaque
 from partir_search.planning.options import Options
 from partir_search.planning.other_batch import with_batch
 from partir_search.planning.pipeline_choice import offered_options
-from partir_search.planning.planner_cache import PlannerCache
+from partir_search.planning.plan_maker import PlanMaker
 from partir_search.planning.planner_maker import PlannerMaker
 from partir_search.planning.program_forms import first_stage, program_forms
-from partir_search.planning.remedies import remedies_of
 from partir_search.planning.reused_layouts import reused_layouts
 from partir_search.planning.stage import Stage
-from partir_search.planning.stage_planner import StagePlan, StagePlanner
+from partir_search.planning.stage_planner import StagePlanner
 from partir_search.planning.trace import Call, Traced, own_shardings, read_call
 from partir_search.propagation.actions import Action
-from partir_search.simulator.cost import Cost
-
-MAX_OPS_TWICE = 6000  # of a program that is traced again for the figures of another batch
 
 
 class PlanPipeline:
@@ -171,8 +163,7 @@ class PlanPipeline:
           rival: seconds of a fitting plan to stay below; None is returned if no form can.
         """
         best: tuple[Plan, Traced] | None = None
-        planned: set[Rewrites] = set()
-        loops = (spec.rewrites.loop,) if spec else self._options.loops
+        loops = LoopQueue((spec.rewrites.loop,) if spec else self._options.loops)
         for loop in loops:
             begin = time.perf_counter()
             traced = traces.get(loop)
@@ -180,21 +171,16 @@ class PlanPipeline:
                 whole = whole or self._traced(call, args, kwargs)
                 traced = self.trace(call, args, kwargs, loop, whole)
             spent = time.perf_counter() - begin
-            if traced.rewrites in planned:
-                continue  # no more ops of a layer to repeat
-            planned.add(traced.rewrites)
-            fits = False
+            if not loops.is_new(traced.rewrites):
+                continue
             for stage in program_forms(traced, spec.rewrites if spec else None, self._options):
-                found = self._planned(call, traced, stage, spec, rival)
-                if found is None:
+                plan = self._planned(call, traced, stage, spec, rival)
+                if plan is None:
                     continue
-                plan = found
                 plan.seconds["trace and import"] = spent
-                fits |= plan.fits and not plan.remat and not slowed(plan)
+                loops.add(plan, traced)
                 if best is None or rank(plan) < rank(best[0]):
                     best = plan, traced
-            if fits:
-                break
         return best
 
     def _best_choice(
@@ -265,67 +251,10 @@ class PlanPipeline:
             warnings.warn(differences, stacklevel=2)
         return plan
 
-    def plan(
-        self,
-        traced: Traced,
-        stage_plan: StagePlan,
-        limit: float,
-        planner_of: PlannerCache | None = None,
-    ) -> Plan:
-        """Plan of a form of the program with applied actions.
-
-        Args:
-          traced: the traced program.
-          stage_plan: the form, and the actions applied to it.
-          limit: bytes per device.
-          planner_of: function from a form to its planner, for the figures beside the plan; default:
-            new planners.
-        """
-        o, (stage, planned) = self._options, stage_plan
-        base = stage.module if stage.base is None else stage.base
-        forms = Forms(
-            base,
-            planner_of or PlannerCache(self.planners),
-            o.remat == "auto",
-            functools.partial(self._twice, traced),
-        )
-        context = PlanContext(
-            mesh=o.here,
-            machine=o.machine,
-            in_tree=traced.in_tree,
-            out_tree=traced.out_tree,
-            original=traced.module,
-            seed=o.seed,
-            memory_limit=limit,
-            remedies=functools.partial(remedies_of, forms=forms),
-            front=self._front_finder(stage),
-            passes=stage.passes,
-            alternatives=functools.partial(alternatives_of, forms=forms),
-            changes=functools.partial(changes_of, forms=forms),
-            near=functools.partial(near_plans, planner_of=self.planners),
-        )
-        return Plan(planned, stage.rewrites, context)
-
-    def _twice(self, traced: Traced, spec: PlanSpec) -> Cost | None:
-        """Cost of a plan's actions and rewrites with twice the batch.
-
-        None without a batch, if the actions do not hold, and for large programs.
-        """
-        if traced.twice is None or len(traced.module.ops) > MAX_OPS_TWICE:
-            return None
-        try:
-            twice = traced.twice()
-            stages = StagePlanner(self._options, lambda module: [], self.planners)
-            stage = program_forms(twice, spec.rewrites, self._options)[0]
-            stage = dataclasses.replace(stage, module=without_ties(stage.module, spec.actions))
-            return stages.replayed(stage, spec)[1].cost
-        except (TypeError, ValueError):  # shapes that the function or the actions do not admit
-            return None
-
-    def _front_finder(self, stage: Stage) -> FrontFinder:
-        """Function from a plan of a form of the program to the plan's front."""
-        plain = stage.base if stage.rewrites.remat else stage.module
-        return FrontFinder(plain, self._options.remat, self.planners)
+    @property
+    def plan(self) -> PlanMaker:
+        """Function from a form of the program and the actions applied to it to the plan."""
+        return PlanMaker(self._options, self.planners)
 
     # Stages of the pipeline --------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 
-from partir_search.ir.core import Module, Op, Region, Value
+from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.pipeline_runs import ticks_with_ends
 from partir_search.ir.pipeline_schedule import PipelineSchedule
@@ -25,7 +25,7 @@ from partir_search.planning.microbatch import batch_size, named_batch
 from partir_search.planning.options import Options
 from partir_search.planning.pipeline_tactic import Pipeline
 from partir_search.rules.registry import RuleTable
-from partir_search.simulator.op_kinds import op_flops
+from partir_search.simulator.op_kinds import op_flops, total_flops
 from partir_search.simulator.target.machine import Machine
 from partir_search.theory.links import all_gather_seconds, all_reduce_seconds, link_inside
 from partir_search.theory.pipelines import (
@@ -110,9 +110,9 @@ def stack_of(module: Module) -> Stack | None:
     return Stack(
         math.gcd(*(layers.count for layers in forward)),
         batch,
-        sum(layers.count * _flops(layers.region, rules) for layers in forward),
-        sum(layers.count * _flops(layers.region, rules) for layers in backward),
-        sum(_op_flops(op, rules) for op in ops if op not in inside),
+        sum(layers.count * total_flops(layers.region.ops, rules) for layers in forward),
+        sum(layers.count * total_flops(layers.region.ops, rules) for layers in backward),
+        total_flops((op for op in ops if op not in inside), rules),
         sum(x.type.nbytes for layers in forward for x in layers.stacked),
         sum(x.type.nbytes for x in kept),
         sum(x.type.nbytes for layers in forward for x in layers.finals),
@@ -133,17 +133,7 @@ def _deferred(backward: Sequence[Layers], rules: RuleTable) -> tuple[float, floa
         return 0.0, 0.0
     count = backward[0].count
     waiting = sum(x.type.nbytes for x in split.kept)
-    return count * _flops(split.weights.region, rules), float(count * waiting)
-
-
-def _flops(region: Region, rules: RuleTable) -> float:
-    return sum(_op_flops(op, rules) for op in region.ops)
-
-
-def _op_flops(op: Op, rules: RuleTable) -> float:
-    if op.regions:
-        return int(op.params.get("length", 1)) * sum(_flops(r, rules) for r in op.regions)
-    return op_flops(op, rules(op))
+    return count * total_flops(split.weights.region.ops, rules), float(count * waiting)
 
 
 def candidates(

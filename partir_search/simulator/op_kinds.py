@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 from partir_search.ir.core import Op
 from partir_search.ir.kind import Kind
@@ -41,3 +42,13 @@ def op_flops(op: Op, rule: OpRule) -> float:
         return 0.0
     sizes = rule.sizes or op.results[0].type.shape
     return rule.flops_per_point * math.prod(sizes)
+
+
+def total_flops(ops: Iterable[Op], rule_of: Callable[[Op], OpRule]) -> float:
+    """Floating-point operations of unpartitioned ops, loops inside of ops included."""
+    found = 0.0
+    for op in ops:
+        inner = sum(total_flops(region.ops, rule_of) for region in op.regions)
+        trips = int(op.params.get("length", 1))
+        found += trips * inner if op.regions else op_flops(op, rule_of(op))
+    return found

@@ -23,7 +23,7 @@ from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.pipeline.loop_parts import NoPipeline, layer_pairs, microbatch_loop
 from partir_search.passes.pipeline.module import stage_carries
 from partir_search.passes.pipeline.split_backward import SplitBackward, split_backward
-from partir_search.passes.roll import roll
+from partir_search.passes.roll import Again, roll
 from partir_search.plan.plan import Plan
 from partir_search.plan.report.data import report_data
 from partir_search.plan.report.schema import REPORT_SCHEMA
@@ -109,7 +109,7 @@ def of_model(name: str, again: int) -> tuple[SplitBackward, Any]:
     args = entry.abstract_args(8)
     call = split_call(entry.step, args, {}, (), ())
     module = read_call(jax.jit(entry.step), call, args, {}, "step").module
-    rolled = roll(module, forward_ops(module, RuleTable()), again)
+    rolled = roll(module, forward_ops(module, RuleTable()), Again(again))
     _, loop = microbatch_loop(in_time(rolled.module, 4).module)
     ((_, backward),) = layer_pairs(loop.regions[0])
     return split_backward(backward), backward

@@ -20,6 +20,8 @@ class PipelineForm:
       schedule: one of `ir.pipeline_schedule.SCHEDULES`.
       again: number of ops of a layer written out repeated by the backward pass, makers of the
         largest residuals first.
+      spared: share of the bytes of a layer's residuals that are not stored, at least: the `again`
+        ops are those of the fewest operations. 0 for the largest residuals first.
       split_backward: True if products of gradients of weights are deferred.
       staged_state: True if the train state of layers lies by stage between steps.
     """
@@ -31,6 +33,7 @@ class PipelineForm:
     again: int = 0
     split_backward: bool = False
     staged_state: bool = False
+    spared: float = 0.0
 
     def __str__(self) -> str:
         chunks = f" of {self.chunks} chunks each" if self.chunks > 1 else ""

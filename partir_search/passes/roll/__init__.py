@@ -22,6 +22,7 @@ the backward pass recomputes the layer, the carry entering the layer is a residu
 its transposition as well. `operands_behind` finds the operands a residual depends on.
 """
 
+from partir_search.passes.roll.further_ops import Again
 from partir_search.passes.roll.layer_scans import (
     LayerPair,
     LayerScan,
@@ -31,6 +32,7 @@ from partir_search.passes.roll.layer_scans import (
 from partir_search.passes.roll.roll import Path, Rolled, region_at, roll
 
 __all__ = [
+    "Again",
     "LayerPair",
     "LayerScan",
     "Path",

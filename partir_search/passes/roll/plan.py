@@ -10,6 +10,7 @@ from partir_search.ir.kind import Kind
 from partir_search.ir.rule import OpRule
 from partir_search.passes.roll.again import MakeValue, made_again, reading
 from partir_search.passes.roll.find import Found, find_layers
+from partir_search.passes.roll.further_ops import Again
 from partir_search.passes.roll.layers import Layers, layers_of
 from partir_search.passes.roll.outside import split_off
 from partir_search.passes.roll.pairs import paired
@@ -59,7 +60,7 @@ def plan_region(
     equals: Mapping[int, Value],
     make: MakeValue,
     repeatable: Collection[int],
-    again: int = 0,
+    again: Again,
 ) -> tuple[RegionPlan | None, list[str]]:
     """Layers of a region to roll, None for nothing, and reasons for repeats left alone.
 
@@ -69,7 +70,7 @@ def plan_region(
       equals: by value id, the first of all values known to be equal.
       make: makes a new value.
       repeatable: ids of ops that backward layers may repeat, besides cheap ones.
-      again: number of further ops to repeat, makers of the largest residuals first.
+      again: further ops to repeat.
     """
 
     def moves(op: Op) -> bool:

@@ -11,12 +11,15 @@ import jax.numpy as jnp
 
 from partir_search.ir.core import Module, Op, Region, TensorType, Value, walk_regions
 from partir_search.passes.roll.ends import with_equal_ends
+from partir_search.passes.roll.further_ops import Again
 from partir_search.passes.roll.layer_scans import LayerPair, layer_scans
 from partir_search.passes.roll.numbers import first_equals
 from partir_search.passes.roll.plan import RegionPlan, plan_region
 from partir_search.passes.roll.write import Writer
 from partir_search.passes.stacks.fingerprint import Fingerprints
 from partir_search.rules.registry import RuleTable
+
+NOTHING = Again()
 
 Path = tuple[tuple[int, int], ...]
 """Way to a region: (position of an op in its region, number of the op's region), outermost first;
@@ -32,7 +35,7 @@ class Rolled:
       pairs: scans over layers, written here or by the user, by way to their region.
       reasons: why repeats of ops were left alone.
       layers: number of layers rolled here, forward and backward layers counted apart.
-      again: number of ops of a layer repeated by backward layers, `again` at most.
+      again: number of ops of a layer repeated by backward layers, without cheap ones.
     """
 
     module: Module
@@ -42,13 +45,13 @@ class Rolled:
     again: int
 
 
-def roll(module: Module, repeatable: Collection[int] = (), again: int = 0) -> Rolled:
+def roll(module: Module, repeatable: Collection[int] = (), again: Again = NOTHING) -> Rolled:
     """Rolls equal layers in the body of a module and in the regions of ops.
 
     Args:
       repeatable: ids of ops that backward layers may repeat, besides elementwise ops and moves, for
         residuals of fewer bytes.
-      again: number of further ops of a layer to repeat, makers of the largest residuals first.
+      again: further ops of a layer to repeat.
     """
     fingerprints = Fingerprints(module)
 

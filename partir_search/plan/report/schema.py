@@ -91,6 +91,7 @@ REPORT_SCHEMA: dict[str, Any] = {
                 again={"description": "ops of a layer run again", **COUNT},
                 split_backward=TRUTH,
                 staged_state=TRUTH,
+                spared={"description": "share of a layer's residuals spared by them", **NUMBER},
             )
         ),
         scan_layers=TRUTH,
