@@ -24,7 +24,7 @@ from partir_search.planning.confirm.request import Confirm
 from partir_search.planning.interruption import SearchJournal
 from partir_search.planning.pipeline_tactic import Pipeline
 from partir_search.planning.planner import Progress
-from partir_search.planning.tactics import Tactic, diagonals
+from partir_search.planning.tactics import AutomaticPartition, Tactic, diagonals
 from partir_search.profile.profile import Profile, load_profile
 from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import Machine, find_machine, machine_of_kind
@@ -74,6 +74,16 @@ class Options:
     def replays(self) -> bool:
         """True if the schedule is a plan."""
         return isinstance(self.schedule, Plan | PlanSpec)
+
+    @property
+    def searches_all(self) -> bool:
+        """True if one search on all axes is the whole schedule, as without a schedule."""
+        if self.schedule is None:
+            return True
+        if not isinstance(self.schedule, Sequence) or len(self.schedule) != 1:
+            return False
+        (tactic,) = self.schedule
+        return isinstance(tactic, AutomaticPartition) and not (tactic.axes or tactic.exclude)
 
     @property
     def competing(self) -> tuple[Pipeline, ...]:

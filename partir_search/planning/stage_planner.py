@@ -186,7 +186,7 @@ class StagePlanner:
         options ask for something other than a search on all axes.
         """
         o, planner = self._options, self.planner(stage.module)
-        automatic = o.remat == "auto" and o.schedule is None and not o.shardings_like
+        automatic = o.remat == "auto" and o.searches_all and not o.shardings_like
         limit = planner.memory_limit
         if not automatic or planner.model.least_peak(planner.mesh.devices) <= limit:
             return None
@@ -225,7 +225,7 @@ class StagePlanner:
             search,
             self._replayed,
             lambda cost: score(cost).objective,
-            self._known if self._options.schedule is None else None,
+            self._known if self._options.searches_all else None,
         )
         return rematerialized(stage, remat, planned.graph.module), planned
 

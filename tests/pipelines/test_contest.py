@@ -132,3 +132,28 @@ def test_pipelines_behind_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> No
     few = planned(ps.Pipeline("stage"))
     assert len(every.pipelines) == 2
     assert few.pipelines == every.pipelines[:1]
+
+
+def test_a_list_with_one_search_is_no_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step without a pipeline is planned as it is without a schedule, within memory too."""
+    run, searched = Planner.run, list[int]()
+
+    def counted(planner: Planner, *args: Any, **options: Any) -> Any:
+        searched[-1] += 1
+        return run(planner, *args, **options)
+
+    monkeypatch.setattr(Planner, "run", counted)
+    options: dict[str, Any] = {"goals": [ps.Fit(180e3), ps.Fastest()], "on_overflow": "warn"}
+    costs = []
+    for schedule in (None, [ps.AutomaticPartition()]):
+        searched.append(0)
+        step = ps.auto_partition(
+            AbstractMesh((2, 4), ("stage", "data")),
+            machine="tpu_v5e",
+            schedule=schedule,
+            episodes=10,
+            **options,
+        )(jax.jit(residual_mlps))
+        costs.append(step.plan(WEIGHTS, BATCH).cost)
+    assert costs[0] == costs[1]
+    assert searched == [1, 1]
