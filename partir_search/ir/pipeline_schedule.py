@@ -87,12 +87,6 @@ class PipelineSchedule:
                 f" multiple of its {self.stages} stages"
             )
 
-        if self.stacks > 1 and (self.split or self.schedule == GPIPE):
-            raise ValueError(
-                f"{self.stacks} stacks of layers run with schedule={ONE_F_ONE_B!r} and"
-                " split_backward=False"
-            )
-
     @property
     def kinds(self) -> tuple[str, ...]:
         return KINDS if self.split else (FORWARD, BACKWARD)

@@ -125,15 +125,13 @@ def stack_of(module: Module) -> Stack | None:
 
 def _deferred(backward: Sequence[Layers], rules: RuleTable) -> tuple[float, float]:
     """Operations of deferrable gradients of weights, and bytes waiting for the operations."""
-    if len(backward) > 1:
-        return 0.0, 0.0
     try:
-        split = split_backward(backward[0])
+        splits = [(layers.count, split_backward(layers)) for layers in backward]
     except NoPipeline:
         return 0.0, 0.0
-    count = backward[0].count
-    waiting = sum(x.type.nbytes for x in split.kept)
-    return count * total_flops(split.weights.region.ops, rules), float(count * waiting)
+    weights = sum(count * total_flops(s.weights.region.ops, rules) for count, s in splits)
+    waiting = sum(count * x.type.nbytes for count, s in splits for x in s.kept)
+    return weights, float(waiting)
 
 
 def candidates(

@@ -80,20 +80,28 @@ def test_in_flight_without_chunks() -> None:
         assert [s.in_flight(d) for d in range(p)] == [min(m, 2 * (p - 1 - d) + 1) for d in range(p)]
 
 
+@pytest.mark.parametrize("how", ["1f1b", "split", "gpipe"])
 @pytest.mark.parametrize("v", [1, 2])
 @pytest.mark.parametrize("stacks", [2, 3])
-def test_stacks_run_one_after_the_other(stacks: int, v: int) -> None:
-    """Each run begins when the first microbatch leaves the run before; B mirrors F."""
-    p, m = 4, 48
-    found = [PipelineSchedule(p, m, v, stacks=stacks, place=k) for k in range(stacks)]
-    through = v * p - 1
+def test_stacks_run_one_after_the_other(stacks: int, v: int, how: str) -> None:
+    """Each run begins when the first microbatch leaves the run before; B mirrors F.
+
+    With `gpipe` B of the last stack begins after all F.
+    """
+    p, m, split = 4, 48, how == "split"
+    schedule = "1f1b" if split else how
+    found = [PipelineSchedule(p, m, v, schedule, split, stacks, k) for k in range(stacks)]
+    through, all_forward = v * p - 1, p - 1 + m * v
     for k, s in enumerate(found):
         table = pipeline_table(s)
         assert table.faults() == []
-        assert s.ticks == (2 * stacks - 1) * through + p - 1 + m * v
+        between = all_forward if how == "gpipe" else through
+        assert s.ticks == (2 * stacks - 2) * through + between + all_forward
         most = (v + 1) * p - 1 + 2 * (stacks - 1 - k) * through
-        assert table.residuals.count == s.in_flight() == most
-        assert s.idle_fraction() == pytest.approx((p - 1) / (m * v + p - 1))
+        assert table.residuals.count == s.in_flight() == (m * v if how == "gpipe" else most)
+        assert (table.cotangents.count if table.cotangents else 0) == (p if split else 0)
+        if not split:
+            assert s.idle_fraction() == pytest.approx((p - 1) / (m * v + p - 1))
     for earlier, later in itertools.pairwise(map(pipeline_table, found)):
         last = {item: t for t, item in earlier.work["F"][p - 1].items()}
         entered = {j: t for t, j in later.entries().items()}
@@ -101,8 +109,6 @@ def test_stacks_run_one_after_the_other(stacks: int, v: int) -> None:
         left = {j: t for t, j in later.exits().items()}
         begun = {j: t for t, j in earlier.heads().items()}
         assert left == begun
-    with pytest.raises(ValueError, match="2 stacks of layers run with schedule='1f1b'"):
-        PipelineSchedule(p, m, schedule="gpipe", stacks=2)
 
 
 def _replaced(table: PipelineTable, kind: str, works: Work) -> PipelineTable:

@@ -146,7 +146,8 @@ def translated(params: Any, tokens: Any, key: Any) -> Any:
 
     def layer(h: Any, p: Any) -> Any:
         scores = jnp.einsum("bqd,bkd->bqk", h @ p["w"], encoded) * weights[:, None]
-        return _layer(h + jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), encoded), p)
+        mixed = jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), encoded @ p["w"].T)
+        return _layer(h + mixed, p)
 
     h, _ = jax.lax.scan(layer, jnp.sin(embedded), rest)
     scores = _scores(params, tokens, h)

@@ -64,12 +64,6 @@ def test_numbers_left_open() -> None:
     assert {c.tactic.chunks for c in found} == {1, 2}
 
 
-def test_gpipe_of_two_stacks() -> None:
-    tactic = ps.Pipeline("stage", microbatches=4, schedule="gpipe")
-    with pytest.raises(ValueError, match="2 stacks of layers run with schedule='1f1b'"):
-        planned(AbstractMesh((2,), ("stage",)), tactic)
-
-
 def test_norms_are_computed_again() -> None:
     """Of the values between the stacks, the operand and a row for each token travel."""
     _, loop = microbatch_loop(in_parts(STEPS["translated"], 8))
@@ -80,8 +74,12 @@ def test_norms_are_computed_again() -> None:
     assert shapes == [[], [row, whole, whole], [row, whole, whole], [whole]]
 
 
-def test_print(golden: Callable[[str], None]) -> None:
-    """Loops over ticks of an encoder and a decoder that multiplies by the encoder's result."""
+@pytest.mark.parametrize("how", ["1f1b", "gpipe", "split"])
+def test_print(golden: Callable[[str], None], how: str) -> None:
+    """Loops over ticks of an encoder and a decoder that multiplies by the encoder's result.
+
+    With `gpipe` what leaves the decoder waits for the head. With a split, loops have W.
+    """
 
     def loss(params: Any, tokens: Any, key: Any) -> Any:
         half, rest = (
@@ -93,18 +91,29 @@ def test_print(golden: Callable[[str], None]) -> None:
         return (h**2).mean()
 
     jax.clear_caches()  # names of values depend on jaxprs shared with earlier traces
-    module = pipeline(in_parts(jax.value_and_grad(loss), 2), 2, 2, 1)
+    options: dict[str, Any] = {"split": True} if how == "split" else {"schedule": how}
+    module = pipeline(in_parts(jax.value_and_grad(loss), 2), 2, 2, 1, **options)
     state = State(Graph(module), MeshShape(("",), (1,)))
     golden(print_partition(state.partition()))
 
 
 @pytest.mark.devices
 @pytest.mark.long
-@pytest.mark.parametrize(("shape", "chunks"), [((4, 2, 1), 1), ((2, 2, 2), 1), ((2, 2, 2), 2)])
-def test_executed(shape: tuple[int, int, int], chunks: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "chunks", "how"),
+    [
+        ((4, 2, 1), 1, {}),
+        ((2, 2, 2), 1, {}),
+        ((2, 2, 2), 2, {}),
+        ((4, 2, 1), 1, {"schedule": "gpipe"}),
+        ((4, 2, 1), 1, {"split_backward": True}),
+        ((2, 2, 2), 2, {"split_backward": True}),
+    ],
+)
+def test_executed(shape: tuple[int, int, int], chunks: int, how: dict[str, Any]) -> None:
     """Other axes inside of stages are searched over."""
     mesh = jax.make_mesh(shape, ("stage", "data", "model"))
-    pipeline = ps.Pipeline("stage", microbatches=4, chunks=chunks)
+    pipeline = ps.Pipeline("stage", microbatches=4, chunks=chunks, **how)
     step, plan = planned(mesh, pipeline, ps.AutomaticPartition())
     assert plan.pipeline is not None
     want = jax.tree.leaves(jax.jit(STEPS["translated"])(*arguments()))

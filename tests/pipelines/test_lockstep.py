@@ -71,10 +71,16 @@ def results_of(module: Module) -> list[Any]:
         ("dropped", (2, 4, 3), "1f1b"),  # in 12
         ("translated", (2, 4, 3), "1f1b"),  # 4 layers in 6 places
         ("scaled", (2, 4, 3), "1f1b"),
+        ("translated", (2, 4, 1), "gpipe split"),
+        pytest.param("translated", (2, 4, 2), "gpipe", marks=pytest.mark.long),
+        pytest.param("translated", (2, 4, 2), "1f1b split", marks=pytest.mark.long),
+        pytest.param("translated", (3, 4, 1), "1f1b split", marks=pytest.mark.long),
     ],
 )
 def test_pipeline_equals_plain_step(name: str, numbers: tuple[int, ...], schedule: str) -> None:
-    module = pipeline(in_parts(STEPS[name], numbers[1]), *numbers, schedule=schedule)
+    kind, *split = schedule.split()
+    parts = in_parts(STEPS[name], numbers[1])
+    module = pipeline(parts, *numbers, schedule=kind, split=bool(split))
     want = jax.tree.leaves(jax.jit(STEPS[name])(*arguments()))
     tolerance = 2e-2 if name == "narrow" else 1e-5
     assert_same(results_of(module), want, tolerance=tolerance)

@@ -8,25 +8,22 @@ segments travel beside the carry (`travelling`): the decoder's stages read the e
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from partir_search.ir.core import Operand, Value
-from partir_search.ir.pipeline_runs import cut_at_ends
-from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, Phase, PipelineSchedule
-from partir_search.ir.pipeline_table import pipeline_table
+from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, PipelineSchedule
 from partir_search.passes.pipeline.body_values import Arrays, BodyValues
 from partir_search.passes.pipeline.chain_parts import ChainParts
+from partir_search.passes.pipeline.chain_ticks import ChainTicks, Loop
 from partir_search.passes.pipeline.layer_order import Orders
 from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.operands import Operands, fixed_residuals, operands_of
+from partir_search.passes.pipeline.split_backward import SplitBackward, split_backward
 from partir_search.passes.pipeline.stage_arrays import (
     at_stage,
     masked,
@@ -37,7 +34,6 @@ from partir_search.passes.pipeline.stage_arrays import (
     with_stage,
 )
 from partir_search.passes.pipeline.stage_layers import StageLayers
-from partir_search.passes.pipeline.tick_rows import tick_rows
 from partir_search.passes.pipeline.totals import first_total, last_total, with_gradients
 
 State = dict[str, Any]
@@ -53,10 +49,13 @@ class Chain:
     def __init__(
         self, parts: ChainParts, schedule: PipelineSchedule, constants: Arrays, orders: Orders
     ) -> None:
-        self._parts, self._schedule, self._orders = parts, schedule, orders
+        self._parts, self._orders = parts, orders
         self._stages, self._chunks = schedule.stages, schedule.chunks
         self._microbatches = schedule.microbatches
-        self._tables = [pipeline_table(s) for s in stack_schedules(schedule, len(parts.stacks))]
+        self._ticks = ChainTicks(schedule, len(parts.stacks))
+        self._splits: list[SplitBackward] = []
+        if schedule.split:
+            self._splits = [split_backward(stack.backward) for stack in parts.stacks]
         self._values = BodyValues(parts.stacks[0].body, constants)
         self._layers = StageLayers(self._values, self._stages, self._chunks)
         self._kept = [
@@ -84,11 +83,11 @@ class Chain:
         ]
         made: dict[int, list[list[Any]]] = {}
         ticks: dict[int, list[int]] = {}
-        for start, stop in self._phases():
-            state, totals, rows = self._phase(start, stop, state, totals, operands)
+        for loop in self._ticks.loops():
+            state, totals, rows = self._loop(loop, state, totals, operands)
             for segment, found in rows.items():
                 made.setdefault(segment, []).append(found)
-                ticks.setdefault(segment, []).extend(range(start, stop))
+                ticks.setdefault(segment, []).extend(loop.ticks)
         finals = [
             last_total(
                 t, first, x, chunks, parts.stacks[k or 0].forward.count, orders.get(t.argument)
@@ -97,7 +96,7 @@ class Chain:
         ]
         results: dict[int, Any] = {}
         for segment, phases in made.items():
-            at = {number: tick for tick, number in self._segment_ticks(segment).items()}
+            at = {number: tick for tick, number in self._ticks.segment_ticks(segment).items()}
             order = [ticks[segment].index(at[n]) for n in range(self._microbatches)]
             columns = zip(*phases, strict=True)
             results |= {
@@ -108,30 +107,6 @@ class Chain:
 
     # Ticks -------------------------------------------------------------------------------------
 
-    def _span(self, run: int) -> range:
-        """Ticks of a run on any device."""
-        first = run * self._schedule.through
-        return range(first, first + self._schedule.items + self._stages - 1)
-
-    def _segment_ticks(self, segment: int) -> dict[int, int]:
-        """Microbatch of a segment by tick."""
-        first = segment * self._schedule.through
-        groups = [divmod(n, self._stages) for n in range(self._microbatches)]
-        of_group = self._stages * self._chunks
-        return {first + group * of_group + i: n for n, (group, i) in enumerate(groups)}
-
-    def _phases(self) -> Iterator[tuple[int, int]]:
-        """Runs of ticks with equal kinds of work; with chunks, with a segment and with none."""
-        spans = [self._span(run) for run in range(len(self._parts.runs))]
-        cuts = sorted({s.start for s in spans} | {s.stop for s in spans})
-        ends = {t for j in range(1 + self._parts.last) for t in self._segment_ticks(j)}
-        for start, stop in itertools.pairwise(cuts):
-            if self._chunks == 1:
-                yield start, stop
-                continue
-            for run in cut_at_ends(Phase("", start, stop), ends.__contains__):
-                yield run.start, run.stop
-
     def _empty(self, run: int) -> State:
         """State of a run before the first tick: no carry, empty slots."""
         k, layers = self._parts.runs[run]
@@ -139,47 +114,45 @@ class Chain:
         state: State = {
             f"carry{run}": [_zeros((self._stages,), x.type.shape, x.type.dtype) for x in carried]
         }
+        length, slots = -(-layers.count // (self._stages * self._chunks)), self._ticks.tables[k]
+        shape = self._stages, slots.residuals.count
         if run < len(self._parts.stacks):
-            length = -(-layers.count // (self._stages * self._chunks))
-            shape = self._stages, self._tables[k].residuals.count, length
             kept = [layers.stacks[j].type for j in self._kept[k]]
-            state[f"slots{k}"] = [_zeros(shape, x.shape[1:], x.dtype) for x in kept]
+            state[f"slots{k}"] = [_zeros((*shape, length), x.shape[1:], x.dtype) for x in kept]
+        if self._ticks.waits and run + 1 == len(self._parts.stacks):
+            ends = [x.type for x in self._ends(run)]
+            state["ends"] = [_zeros((*shape, 1), x.shape, x.dtype) for x in ends]
+        if self._splits and run >= len(self._parts.stacks) and slots.cotangents is not None:
+            shape = self._stages, slots.cotangents.count
+            inner = [(length, x) for x in self._splits[k].kept]
+            inner += [(1, x) for x in self._passed(run)]
+            zeros = [_zeros((*shape, n), x.type.shape, x.type.dtype) for n, x in inner]
+            state[f"deferred{k}"] = zeros
         return state
 
-    def _phase(
-        self, start: int, stop: int, state: State, totals: list[Any], operands: list[Operands]
+    def _ends(self, run: int) -> tuple[Value, ...]:
+        """Values that leave a run: those that travel on beside the carry, and the carry."""
+        return *self._parts.travelling[run], *self._parts.runs[run][1].finals
+
+    def _passed(self, run: int) -> list[Value]:
+        """Travelling values of a backward run that its deferred products read."""
+        weights = self._splits[self._parts.runs[run][0]].weights
+        return [x for x in self._parts.travelling[run] if x in weights.consts]
+
+    def _loop(
+        self, loop: Loop, state: State, totals: list[Any], operands: list[Operands]
     ) -> tuple[State, list[Any], dict[int, list[Any]]]:
         """Runs the ticks of a loop; returns the state and the totals after it, and rows by tick."""
-        parts = self._parts
-        ticks = range(start, stop)
-        runs = [r for r in range(len(parts.runs)) if start in self._span(r)]
-        places = [self._segment_ticks(j) for j in range(1 + parts.last)]
-        segments = [j for j, at in enumerate(places) if not at.keys().isdisjoint(ticks)]
-        rows: dict[str, Any] = {}
-        for j in segments:
-            numbers = np.array([places[j].get(t, -1) for t in ticks], np.int32)
-            rows[f"segment{j}"] = np.maximum(numbers, 0)
-            if (numbers < 0).any():
-                rows[f"valid{j}"] = numbers >= 0
-        passing = set[int]()
-        for run in runs:
-            k, kind = parts.runs[run][0], self._kind(run)
-            found = tick_rows(self._tables[k], Phase(kind, start, stop))
-            rows[f"microbatch{run}"] = found.arrays[f"microbatch_{kind}"]
-            rows[f"slot{run}"] = found.arrays[f"slot_{kind}"]
-            if self._chunks > 1:
-                rows[f"chunk{run}"] = found.arrays[f"chunk_{kind}"]
-            if "last_valid" in found.flags:
-                rows[f"last{run}"] = found.flags["last_valid"]
-            if found.passes:
-                passing.add(run)
-            if f"writes_{kind}" in found.flags:
-                rows[f"writes{run}"] = found.flags[f"writes_{kind}"]
-        changed = {f"carry{r}" for r in runs}
-        changed |= {f"slots{r}" for r in runs if self._kind(r) == FORWARD}
-        backward = [parts.runs[r][0] for r in runs if self._kind(r) == BACKWARD]
-        own = [i for i, k in enumerate(parts.adders) if k in backward]
-        own += [i for j in segments for i in parts.totals_in(j)]
+        parts, count = self._parts, len(self._parts.stacks)
+        changed = {f"carry{r}" for r in loop.runs}
+        changed |= {f"slots{r}" for r in loop.runs if r < count}
+        backward = [parts.runs[r][0] for r in loop.runs if r >= count]
+        if self._splits:
+            changed |= {f"deferred{k}" for k in backward}
+        if self._ticks.waits and count - 1 in loop.runs:
+            changed.add("ends")
+        own = [i for i, k in enumerate(parts.adders) if self._adds(i, k, backward, loop.weights)]
+        own += [i for j in loop.segments for i in parts.totals_in(j)]
 
         def tick(moving: State, row: Mapping[str, Any]) -> tuple[State, dict[int, list[Any]]]:
             now = {**state, **moving}
@@ -190,25 +163,41 @@ class Chain:
             out: Mapping[Value, Any] = {}
             for j in range(1 + parts.last):
                 entering: list[Any] | None = None
-                if j in segments:
+                if j in loop.segments:
+                    if self._ticks.waits and j == count:
+                        ended = [read(x, row[f"slot{j}"])[0] for x in now["ends"]]
+                        out = dict(zip(self._ends(j - 1), ended, strict=True))
                     entering, made[j] = self._segment(j, row, operands[0], out, sums)
-                if j in runs:
-                    out = self._run(j, row, operands, now, entering, sums, j in passing)
+                if j in loop.runs:
+                    out = self._run(j, row, operands, now, entering, sums, j in loop.passing)
+            for k in loop.weights:
+                self._weights(k, row, operands[k], now, sums)
             now["totals"] = [sums[i] for i in own]
             return {name: now[name] for name in moving}, made
 
         moving = {name: state[name] for name in sorted(changed)}
         self.staged.append(len(jax.tree.leaves(moving)))
         moving["totals"] = [totals[i] for i in own]
-        arrays = {name: jnp.asarray(x) for name, x in rows.items()}
-        after, made = lax.scan(tick, moving, arrays, length=stop - start)
+        arrays = {name: jnp.asarray(x) for name, x in loop.rows.items()}
+        after, made = lax.scan(tick, moving, arrays, length=len(loop.ticks))
         totals = list(totals)
         for i, x in zip(own, after.pop("totals"), strict=True):
             totals[i] = x
         return {**state, **after}, totals, made
 
-    def _kind(self, run: int) -> str:
-        return FORWARD if run < len(self._parts.stacks) else BACKWARD
+    def _adds(
+        self, total: int, stack: int | None, backward: Sequence[int], weights: Sequence[int]
+    ) -> bool:
+        """True if a run of B, or of W, adds to a total.
+
+        Args:
+          stack: of the total's gradient; None without layers.
+          backward, weights: stacks with a run of B, and of W.
+        """
+        if stack is None or not self._splits:
+            return stack in backward
+        late = self._parts.stacks[stack].totals[total].stack in self._splits[stack].late
+        return stack in (weights if late else backward)
 
     # Work of a tick ----------------------------------------------------------------------------
 
@@ -230,7 +219,7 @@ class Chain:
           The values that enter the next run, and the rows of the loop's results.
         """
         parts, valid = self._parts, row.get(f"valid{segment}")
-        leaves = self._stages - 1 if self._kind(segment - 1) == FORWARD else 0
+        leaves = self._stages - 1 if self._ticks.kind(segment - 1) == FORWARD else 0
         known = dict(operands.of_microbatch(row[f"segment{segment}"]))
         known |= {v: at_stage(x, leaves) for v, x in out.items()}
         entering: list[Operand] = []
@@ -243,7 +232,7 @@ class Chain:
         known |= {loop.totals[i].argument: sums[i] for i in mine}
         found = iter(self._values.compute([*entering, *news, *rows], known))
         enter = [next(found) for _ in entering]
-        if valid is not None and self._kind(segment) == BACKWARD and entering:
+        if valid is not None and self._ticks.kind(segment) == BACKWARD and entering:
             cotangents = len(parts.runs[segment][1].carry)
             enter[:cotangents] = [masked(x, valid) for x in enter[:cotangents]]
         for i, x in zip(mine, added, strict=True):
@@ -272,7 +261,10 @@ class Chain:
           passes: True if the first stage of a backward run goes on with arriving cotangents.
         """
         parts, (k, layers) = self._parts, self._parts.runs[run]
-        forward = self._kind(run) == FORWARD
+        whole = layers
+        forward = self._ticks.kind(run) == FORWARD
+        if self._splits and not forward:
+            layers = self._splits[k].operands
         first, by = (0, 1) if forward else (self._stages - 1, -1)
         carry = state[f"carry{run}"]
         count, valid = len(layers.carry), row.get(f"valid{run}")
@@ -283,44 +275,92 @@ class Chain:
             ]
         elif not forward and self._chunks > 1 and not passes:
             # Cotangents of microbatches that have left arrive from the last stage of the run.
-            carry = [
-                with_stage(x, first, jnp.zeros_like(x[0]), row.get(f"last{run}"))
-                if i < count
-                else x
-                for i, x in enumerate(carry)
-            ]
+            last = row.get(f"last{run}")
+            gone = [with_stage(x, first, jnp.zeros_like(x[0]), last) for x in carry[:count]]
+            carry = [*gone, *carry[count:]]
         travelling = dict(zip(parts.travelling[run], carry[count:], strict=True))
         consts, axes = self._consts(layers, row[f"microbatch{run}"], operands[k], travelling)
-        stack, kept = parts.stacks[k], self._kept[k]
-        chunk = row.get(f"chunk{run}", jnp.zeros(self._stages, jnp.int32))
         if forward:
+            chunk = row.get(f"chunk{run}", jnp.zeros(self._stages, jnp.int32))
             given = dict(enumerate(operands[k].forward))
             given |= {len(layers.stacked) + j: x for j, x in operands[k].fixed.items()}
             out, stacks = self._layers.run(layers, consts, axes, carry[:count], given, {}, chunk)
             at, writes = row[f"slot{run}"], row.get(f"writes{run}")
-            news = [stacks[j] for j in kept]
+            news = [stacks[j] for j in self._kept[k]]
             state[f"slots{k}"] = stored(state[f"slots{k}"], news, at, writes)
+            if self._ticks.waits and run + 1 == len(parts.stacks):
+                ends = [x[None] for x in (*travelling.values(), *out)]
+                state["ends"] = stored(state["ends"], ends, at, writes)
         else:
-            slots = dict(zip(kept, state[f"slots{k}"], strict=True))
-            at = row[f"slot{run}"]
-            waiting = {i: read(slots[j], at) for i, j in stack.residuals.items() if j in slots}
-            out, gradients = self._layers.run(
-                layers,
-                consts,
-                axes,
-                carry[:count],
-                operands[k].backward,
-                waiting,
-                chunk,
-                stack.summed,
+            out, gradients = self._backward(
+                k, layers, (consts, axes, carry[:count]), row, state, operands[k], f"{run}", {}
             )
-            to = chunk if self._chunks > 1 else None
-            for i, total in enumerate(stack.totals):
-                if total.stack is not None:
-                    sums[i] = with_gradients(total, sums[i], gradients[total.stack], to)
+            split = self._splits[k] if self._splits else None
+            early = range(len(gradients)) if split is None else split.early
+            self._add(k, dict(zip(early, gradients, strict=False)), sums, row.get(f"chunk{run}"))
+            if split is not None:
+                news = [*gradients[len(early) :], *(travelling[x][None] for x in self._passed(run))]
+                at, writes = row[f"waiting{run}"], row.get(f"writes{run}")
+                state[f"deferred{k}"] = stored(state[f"deferred{k}"], news, at, writes)
         passed, wrap = (*out, *travelling.values()), self._chunks > 1
         state[f"carry{run}"] = [shifted(x, by, wrap) for x in passed]
-        return {**travelling, **dict(zip(layers.finals, out, strict=True))}
+        return {**travelling, **dict(zip(whole.finals, out, strict=True))}
+
+    def _backward(
+        self,
+        stack: int,
+        layers: Layers,
+        moving: tuple[list[Any], list[int | None], list[Any]],
+        row: Mapping[str, Any],
+        state: State,
+        operands: Operands,
+        name: str,
+        waiting: Mapping[int, Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """Carries and stacks of backward layers on the residuals of a tick.
+
+        Args:
+          moving: constants of the layers, their axes of stages, and the carry.
+          name: of the run, in `row`.
+          waiting: further stacked operands, by position.
+        """
+        parts, at = self._parts.stacks[stack], row[f"slot{name}"]
+        slots = dict(zip(self._kept[stack], state[f"slots{stack}"], strict=True))
+        needed = layers.read
+        rows = {
+            i: read(slots[j], at) for i, j in parts.residuals.items() if j in slots and i in needed
+        }
+        summed: Sequence[int] = parts.summed
+        if self._splits:
+            split = self._splits[stack]
+            made = split.late if layers is split.weights else split.early
+            summed = [i for i, j in enumerate(made) if j in summed]
+        chunk = row.get(f"chunk{name}", jnp.zeros(self._stages, jnp.int32))
+        given = operands.backward
+        return self._layers.run(layers, *moving, given, {**rows, **waiting}, chunk, summed)
+
+    def _weights(
+        self, stack: int, row: Mapping[str, Any], operands: Operands, state: State, sums: list[Any]
+    ) -> None:
+        """Runs W of a stack: products of gradients deferred by B."""
+        split, run, name = self._splits[stack], self._parts.last - 1 - stack, f"_w{stack}"
+        found = [read(x, row[f"waiting{name}"]) for x in state[f"deferred{stack}"]]
+        count, first = len(split.kept), len(self._parts.stacks[stack].backward.stacked)
+        waiting = {first + i: x for i, x in enumerate(found[:count])}
+        ends = zip(self._passed(run), found[count:], strict=True)
+        travelling = {x: rows[0] for x, rows in ends}
+        layers, numbers = split.weights, row[f"microbatch{name}"]
+        consts, axes = self._consts(layers, numbers, operands, travelling)
+        _, stacks = self._backward(
+            stack, layers, (consts, axes, []), row, state, operands, name, waiting
+        )
+        self._add(stack, dict(zip(split.late, stacks, strict=True)), sums, row.get(f"chunk{name}"))
+
+    def _add(self, stack: int, gradients: Mapping[int, Any], sums: list[Any], chunk: Any) -> None:
+        """Adds gradients of a stack's layers, by position among its backward stacks, to totals."""
+        for i, total in enumerate(self._parts.stacks[stack].totals):
+            if total.stack is not None and total.stack in gradients:
+                sums[i] = with_gradients(total, sums[i], gradients[total.stack], chunk)
 
     def _consts(
         self,
@@ -351,11 +391,6 @@ class Chain:
                 consts.append(next(different) if varies else next(same))
                 axes.append(0 if varies else None)
         return consts, axes
-
-
-def stack_schedules(schedule: PipelineSchedule, stacks: int) -> list[PipelineSchedule]:
-    """Schedules of the stacks of a pipeline."""
-    return [dataclasses.replace(schedule, stacks=stacks, place=k) for k in range(stacks)]
 
 
 def _zeros(leading: tuple[int, ...], shape: Sequence[int], dtype: Any) -> Any:
