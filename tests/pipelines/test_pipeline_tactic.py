@@ -277,19 +277,21 @@ def test_batch_normalisation_is_named() -> None:
 @pytest.mark.devices
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("name", "shape", "how"),
     [
-        ("llama-tiny", (4, 2, 1)),
-        ("transformer-tiny", (4, 2, 1)),
-        ("t5-tiny", (4, 2, 1)),
-        ("t5-tiny", (2, 2, 2)),
+        ("llama-tiny", (4, 2, 1), {}),
+        ("transformer-tiny", (4, 2, 1), {}),
+        ("t5-tiny", (4, 2, 1), {}),
+        ("t5-tiny", (4, 2, 1), {"schedule": "gpipe"}),
+        ("t5-tiny", (4, 2, 1), {"split_backward": True}),
+        ("t5-tiny", (2, 2, 2), {}),
     ],
 )
-def test_layers_written_out(name: str, shape: tuple[int, ...]) -> None:
+def test_layers_written_out(name: str, shape: tuple[int, ...], how: dict[str, Any]) -> None:
     """Layers of a flax model are rolled into scans, then cut into stages."""
     entry = MODELS[name].resized(layers=4)
     mesh = mesh_of(shape, ("stage", "data", "model"))
-    schedule = [ps.Pipeline("stage", microbatches=4), ps.AutomaticPartition()]
+    schedule = [ps.Pipeline("stage", microbatches=4, **how), ps.AutomaticPartition()]
     step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule, episodes=20)(
         jax.jit(entry.step)
     )
