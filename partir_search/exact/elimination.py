@@ -12,6 +12,7 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Sequence, Set
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from partir_search.exact.pairwise import (
     adjacency,
     lift_labelling,
 )
+
+LARGE = 1 << 16  # entries of a sum that is made row by row
 
 _Table = tuple[tuple[int, ...], Floats]
 """Variables and costs."""
@@ -69,13 +72,16 @@ def _greedy_order(
     current = [
         size * math.prod([sizes[v] for v in near.get(u, ())]) for u, size in enumerate(sizes)
     ]
-    heap = [(size, u) for u, size in enumerate(current)]
-    heapq.heapify(heap)
-    variables: list[int] = []
-    scopes: list[Set[int]] = []
+    # Variables of one label, which have no neighbours, come first.
+    variables = [u for u, size in enumerate(current) if size == 1 and not near.get(u)]
+    scopes: list[Set[int]] = [set[int]() for _ in variables]
     fixed: list[int] = []
     done = [False] * len(sizes)
-    largest = total = 0
+    for u in variables:
+        done[u] = True
+    heap = [(size, u) for u, size in enumerate(current) if not done[u]]
+    heapq.heapify(heap)
+    largest, total = min(len(variables), 1), len(variables)
 
     def update(changed: Set[int]) -> None:
         for v in changed:
@@ -141,41 +147,68 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
         tables[at[first]].append(pair)
     energy = model.constant
     for i, u in enumerate(order.variables):
-        scope = sorted(order.scopes[i], key=at.__getitem__)
-        if not scope:
-            total = model.unary[u] + sum(table for _, table in tables[i])
-            energy += float(np.min(total))
+        if model.sizes[u] == 1 and not tables[i] and not order.scopes[i]:
+            energy += float(model.unary[u][0])
             continue
+        if not order.scopes[i]:
+            total = model.unary[u]
+            if tables[i]:
+                total = total + sum(table for _, table in tables[i])
+            energy += float(np.minimum.reduce(total))
+            continue
+        scope = sorted(order.scopes[i], key=at.__getitem__)
         tables[at[scope[0]]].append((tuple(scope), _least(model, u, scope, tables[i])))
-    labels = np.zeros(len(model.sizes), dtype=np.int64)
+    labels = [0] * len(model.sizes)
     for i, u in reversed([*enumerate(order.variables)]):
+        if model.sizes[u] == 1:
+            continue
         costs = model.unary[u].copy()
         for own, table in tables[i]:  # its own label comes first
-            costs += table[(slice(None), *(labels[v] for v in own[1:]))]
-        labels[u] = np.argmin(costs)
-    return Labelling(energy, labels)
+            at_labels: tuple[Any, ...] = (slice(None), *[labels[v] for v in own[1:]])
+            costs += table[at_labels]
+        labels[u] = int(costs.argmin())
+    return Labelling(energy, np.array(labels, dtype=np.int64))
 
 
 def _least(model: PairwiseModel, u: int, scope: Sequence[int], tables: Sequence[_Table]) -> Floats:
     """Least cost over the labels of a variable, by labels of the variables of `scope`.
 
+    Sums have axes of the variables met so far: few sums are as large as the result.
+
     Args:
       tables: over `u` and some of these; a table's variables are in order of elimination.
     """
     if len(scope) == 1:
-        total = np.repeat(model.unary[u][:, None], model.sizes[scope[0]], axis=1)
+        both = model.unary[u][:, None]
         for own, table in tables:
-            total += table if len(own) == 2 else table[:, None]
-    else:
-        place = {v: axis for axis, v in enumerate((u, *scope))}
-        total = np.empty([model.sizes[v] for v in place])
-        total[...] = model.unary[u].reshape(-1, *[1] * len(scope))
-        for own, table in tables:
-            shape = [1] * len(place)
-            for v in own:
-                shape[place[v]] = model.sizes[v]
-            total += table.reshape(shape)
-    least: Floats = total.min(axis=0)
+            both = both + (table if len(own) == 2 else table[:, None])
+        return _lowest(both)
+    place = {v: axis for axis, v in enumerate((u, *scope))}
+    ones = [1] * len(scope)
+    large = math.prod([model.sizes[v] for v in place]) > LARGE
+    total = model.unary[u].reshape(-1, *ones)
+    for number, (own, table) in enumerate(tables, 1):
+        shape = [1, *ones]
+        for v in own:
+            shape[place[v]] = model.sizes[v]
+        term = table.reshape(shape)
+        if large and number == len(tables):
+            return _least_sum(total, term)
+        total = total + term
+    return _lowest(total)
+
+
+def _lowest(total: Floats) -> Floats:
+    least: Floats = np.minimum.reduce(total, axis=0)
+    return least
+
+
+def _least_sum(one: Floats, other: Floats) -> Floats:
+    """Minimum over the first axis of the sum of two arrays, row by row."""
+    least: Floats = one[0] + other[0]
+    row = np.empty_like(least)
+    for a, b in zip(one[1:], other[1:], strict=True):
+        np.minimum(least, np.add(a, b, out=row), out=least)
     return least
 
 

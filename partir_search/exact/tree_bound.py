@@ -8,6 +8,7 @@ bounds the energy of all labellings with a given label of a variable.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,8 +16,49 @@ import numpy as np
 from partir_search.exact.elimination import elimination_order
 from partir_search.exact.pairwise import Floats, Ints, Pair, PairwiseModel
 
-_Target = tuple[int, int, int, Floats]
-"""A neighbour, its place among the sender's, the sender's among its own, and the pair's table."""
+TOGETHER = 1 << 15  # entries of tables whose messages are computed at once, at most
+
+
+class _Sender:
+    """Messages from one variable to later or to earlier neighbours, computed at once."""
+
+    __slots__ = ("_receiver", "_rows", "_starts", "_table", "_to")
+
+    def __init__(self, rows: Sequence[int], tables: Sequence[Floats], to: Sequence[int]) -> None:
+        """Messages over tables [labels of the sender, labels of a receiver].
+
+        Args:
+          rows: [receivers] places among the sender's neighbours.
+          to: [receivers] places of the messages' first entries among all messages.
+        """
+        widths = [table.shape[1] for table in tables]
+        self._table = np.concatenate(tables, axis=1)  # side by side: a column per message entry
+        self._rows = np.array(rows, dtype=np.int64)
+        self._receiver = np.repeat(np.arange(len(rows)), widths)
+        self._starts = np.array([0, *itertools.accumulate(widths[:-1])], dtype=np.int64)
+        shift = np.array(to, dtype=np.int64) - self._starts
+        self._to = np.arange(len(self._receiver)) + shift[self._receiver]
+
+    def send(self, costs: Floats, received: Floats, messages: Floats) -> list[float]:
+        """Writes the messages; returns the least entry of each before it was subtracted.
+
+        Args:
+          costs: [labels] the sender's share of its costs.
+          received: [neighbours, labels] messages that the sender has received.
+          messages: all messages.
+        """
+        if len(self._rows) == 1:
+            rest = (costs - received[self._rows[0]])[:, None]
+            found = np.minimum.reduce(rest + self._table, axis=0)
+            least = np.minimum.reduce(found)
+            messages[self._to] = found - least
+            return [float(least)]
+        shares = costs - received[self._rows]
+        found = np.minimum.reduce(shares.T[:, self._receiver] + self._table, axis=0)
+        lows = np.minimum.reduceat(found, self._starts)
+        messages[self._to] = found - lows[self._receiver]
+        each: list[float] = lows.tolist()
+        return each
 
 
 class TreeBound:
@@ -43,36 +85,47 @@ class TreeBound:
         self.model = model
         self.order = list(order if order is not None else elimination_order(model).variables)
         self.value = -np.inf
-        self.label_bounds = [np.full(size, -np.inf) for size in model.sizes]
-        rank = {u: i for i, u in enumerate(self.order)}
-        near = model.neighbours
-        place = {(u, v): i for u, each in enumerate(near) for i, (v, _) in enumerate(each)}
-        # [neighbours, labels] messages that a variable has received
+        near, sizes = model.neighbours, model.sizes
+        # Labels of all variables side by side, and the messages that each variable has received.
+        self._bounds, self._costs = (np.full(sum(sizes), -np.inf) for _ in range(2))
+        ends = [0, *itertools.accumulate(sizes)]
+        self._costs_of = [self._costs[i:j] for i, j in itertools.pairwise(ends)]
+        self.label_bounds = [self._bounds[i:j] for i, j in itertools.pairwise(ends)]
+        starts = [0, *itertools.accumulate(len(near[u]) * n for u, n in enumerate(sizes))]
+        self._messages = np.zeros(starts[-1])
         self._received = [
-            np.zeros((len(each), size)) for each, size in zip(near, model.sizes, strict=True)
+            self._messages[starts[u] : starts[u + 1]].reshape(len(near[u]), n)
+            for u, n in enumerate(sizes)
         ]
+        place = {(u, v): i for u, each in enumerate(near) for i, (v, _) in enumerate(each)}
         for (u, v), message in (messages or {}).items():
             i = place.get((v, u))
-            if i is not None and len(message) == model.sizes[v]:
+            if i is not None and len(message) == sizes[v]:
                 self._received[v][i] = message
         self._constant = model.constant  # and variables of one label, which have no neighbours
         self._free: list[int] = []  # variables with a choice, in order
-        self._targets: tuple[list[list[_Target]], ...] = ([[] for _ in near], [[] for _ in near])
         self._weights = [1.0] * len(near)
+        self._senders: tuple[list[list[_Sender]], ...] = ([[] for _ in near], [[] for _ in near])
+        rank = {u: i for i, u in enumerate(self.order)}
         for u in self.order:
-            if model.sizes[u] == 1 and not near[u]:
+            if sizes[u] == 1 and not near[u]:
                 self._constant += float(model.unary[u][0])
                 continue
             self._free.append(u)
-            for i, (v, table) in enumerate(near[u]):
-                later = rank[v] > rank[u]
-                self._targets[0 if later else 1][u].append((v, i, place[v, u], table))
-            self._weights[u] = 1.0 / max(*(len(each[u]) for each in self._targets), 1)
+            receivers: tuple[list[int], list[int]] = ([], [])  # later, earlier
+            for i, (v, _) in enumerate(near[u]):
+                receivers[rank[v] < rank[u]].append(i)
+            for rows, senders in zip(receivers, self._senders, strict=True):
+                for some in _together(rows, [near[u][i][1].size for i in rows]):
+                    targets = [near[u][i] for i in some]
+                    to = [starts[v] + place[v, u] * sizes[v] for v, _ in targets]
+                    senders[u].append(_Sender(some, [table for _, table in targets], to))
+            self._weights[u] = 1.0 / max(*map(len, receivers), 1)
 
     def sweep(self) -> float:
         """Passes messages along the order and back; returns the bound."""
-        for targets, order in zip(self._targets, (self._free, self._free[::-1]), strict=True):
-            self._pass(order, targets)
+        for senders, order in zip(self._senders, (self._free, self._free[::-1]), strict=True):
+            self._pass(order, senders)
         return self.value
 
     def run(self, sweeps: int, *, least_gain: float = 1e-5) -> float:
@@ -84,27 +137,21 @@ class TreeBound:
                 break
         return self.value
 
-    def _pass(self, order: Sequence[int], targets: Sequence[Sequence[_Target]]) -> None:
-        received, unary, bound, before = (
-            self._received,
-            self.model.unary,
-            self._constant,
-            self.value,
-        )
+    def _pass(self, order: Sequence[int], senders: Sequence[Sequence[_Sender]]) -> None:
+        unary, bound, before = self.model.unary, self._constant, self.value
         for u in order:
-            own = received[u]
-            costs = np.sum(own, axis=0)
+            own = self._received[u]
+            costs = np.add.reduce(own, axis=0, out=self._costs_of[u])
             costs += unary[u]
-            least = float(np.min(costs))
+            least = float(np.minimum.reduce(costs))
             costs -= least
-            np.maximum(self.label_bounds[u], before + costs, out=self.label_bounds[u])
             bound += least
-            costs *= self._weights[u]
-            for v, i, j, table in targets[u]:
-                message = np.min((costs - own[i])[:, None] + table, axis=0)
-                low = float(np.min(message))
-                bound += low
-                np.subtract(message, low, out=received[v][j])
+            if senders[u]:
+                share = costs * self._weights[u]
+                for sender in senders[u]:
+                    for low in sender.send(share, own, self._messages):
+                        bound += low
+        np.maximum(self._bounds, before + self._costs, out=self._bounds)
         self.value = max(before, float(bound))
 
     def messages(self, kept: Sequence[Ints]) -> dict[Pair, Floats]:
@@ -126,3 +173,16 @@ class TreeBound:
                 costs += table[:, labels[v]] if labels[v] >= 0 else self._received[u][i]
             labels[u] = int(np.argmin(costs))
         return labels
+
+
+def _together(rows: Sequence[int], entries: Sequence[int]) -> list[list[int]]:
+    """Rows in groups of at most `TOGETHER` entries, or of one row."""
+    found: list[list[int]] = []
+    total = 0
+    for row, more in zip(rows, entries, strict=True):
+        total += more
+        if not found or total > TOGETHER:
+            found.append([])
+            total = more
+        found[-1].append(row)
+    return found

@@ -8,14 +8,16 @@ too large elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from partir_search.exact.pairwise import ModelBuilder
-from partir_search.simulator.arrays import Floats, Ints
+from partir_search.ir.rule import NONE
+from partir_search.simulator.arrays import Floats
 from partir_search.simulator.tables.kernels import KernelTables, Split
-from partir_search.simulator.tables.sums import Sum, add_to
+from partir_search.simulator.tables.sums import Sum, Term
 
 Coefficients = tuple[int, int, int, int, int]
 """Of dots, vectors, own traffic, fused traffic, and traffic of the reduced sums."""
@@ -32,10 +34,46 @@ WHOLE: dict[
 """Sides of a kernel that is not split; True: a dot of many matrices."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Reading:
+    """A kernel as terms of a pairwise model, and a constant."""
+
+    constant: float
+    terms: Sequence[Term]
+
+    def add_to(self, builder: ModelBuilder) -> None:
+        """Adds the kernel to a model."""
+        builder.constant += self.constant
+        for scope, table in self.terms:
+            builder.add(scope, table)
+
+
+class KernelReadings:
+    """Readings of kernels at labellings: a kernel is read once per labels of its own variables."""
+
+    def __init__(self, kernels: Sequence[KernelTables], sizes: Sequence[int]) -> None:
+        """Readings of kernels over variables with `sizes` labels."""
+        self._kernels, self._sizes = kernels, sizes
+        self._variables = [sorted(kernel.variables) for kernel in kernels]
+        self._known: list[dict[Hashable, Reading]] = [{} for _ in kernels]
+
+    def read(self, number: int, labels: Sequence[int], *, exact: bool) -> Reading:
+        """Reading of a kernel by number; arguments as of `read_kernel`."""
+        variables = self._variables[number]
+        key: Hashable = NONE
+        if len(variables) > 2:
+            key = exact, *[labels[x] for x in variables]
+        found = self._known[number].get(key)
+        if found is None:
+            found = read_kernel(self._kernels[number], labels, self._sizes, exact=exact)
+            self._known[number][key] = found
+        return found
+
+
 def read_kernel(
-    kernel: KernelTables, builder: ModelBuilder, labels: Ints, sizes: Sequence[int], *, exact: bool
-) -> None:
-    """Adds a kernel to a model.
+    kernel: KernelTables, labels: Sequence[int], sizes: Sequence[int], *, exact: bool
+) -> Reading:
+    """Reading of a kernel.
 
     Args:
       labels: at which the larger sides are taken.
@@ -44,8 +82,7 @@ def read_kernel(
     """
     variables = sorted(kernel.variables)
     components = _components(kernel)
-    if not kernel.ratio:
-        builder.constant += kernel.start
+    constant = 0.0 if kernel.ratio else kernel.start
     if len(variables) <= 2:
         over = [component.over(variables, sizes) for component in components]
         sides = [_side(side, over) for side in WHOLE[kernel.batched]]
@@ -53,41 +90,43 @@ def read_kernel(
         if kernel.split:
             shape = [sizes[x] if x == kernel.split.variable else 1 for x in variables]
             ways = [
-                _side(coefficients, over) + constant.reshape(shape)
-                for coefficients, constant in _split_sides(kernel.batched, kernel.split)
+                _side(coefficients, over) + constants.reshape(shape)
+                for coefficients, constants in _split_sides(kernel.batched, kernel.split)
             ]
             longer = np.maximum(total, np.maximum(*ways))
             total = np.where(kernel.split.splits.reshape(shape) > 0, longer, total)
         if kernel.ratio:
             total = (total + kernel.start) * kernel.ratio.over(variables, sizes)
-        builder.add(variables, total)
-        return
+        return Reading(constant, [(tuple(variables), total)])
     at = [np.array(component.at(labels)) for component in components]
     base = max(WHOLE[kernel.batched], key=lambda side: float(_side(side, at)))
     if kernel.split:
-        along, coefficients, constants = _split_sums(kernel, kernel.split, labels, sizes, base)
+        along, coefficients, besides = _split_sums(kernel, kernel.split, labels, sizes, base)
     else:
         along = (
             min(kernel.ratio.variables) if kernel.ratio and kernel.ratio.variables else variables[0]
         )
         coefficients = np.tile(np.array(base, dtype=np.float64), (sizes[along], 1))
-        constants = np.zeros(sizes[along])
+        besides = np.zeros(sizes[along])
     factors = np.ones(sizes[along])
     if kernel.ratio:
         factors = _ratio_along(kernel.ratio, along, sizes[along], labels, exact=exact)
-        constants = constants + kernel.start
+        besides = besides + kernel.start
     least = float(np.min(factors))
-    builder.unary[along] += constants * factors
+    terms: list[Term] = [((along,), besides * factors)]
     for component, usual, each in zip(components, base, coefficients.T, strict=True):
         if usual:
             tables = component.tables.items()
-            add_to(builder, [(x, t * least) for x, t in tables] if kernel.ratio else list(tables))
+            terms += [(x, t * least) for x, t in tables] if kernel.ratio else list(tables)
         more = each * factors - usual * least
         if more.any():
-            add_to(builder, list(component.scaled(along, more, labels if exact else None)))
+            terms += component.scaled(along, more, labels if exact else None)
+    return Reading(constant, terms)
 
 
-def _ratio_along(ratio: Sum, variable: int, size: int, labels: Ints, *, exact: bool) -> Floats:
+def _ratio_along(
+    ratio: Sum, variable: int, size: int, labels: Sequence[int], *, exact: bool
+) -> Floats:
     """[labels of a variable] ratios: at the labels of the others, or the least over the others."""
     if exact:
         return ratio.along(variable, size, labels)
@@ -124,7 +163,11 @@ def _split_sides(batched: bool, split: Split) -> list[Side]:
 
 
 def _split_sums(
-    kernel: KernelTables, split: Split, labels: Ints, sizes: Sequence[int], base: Coefficients
+    kernel: KernelTables,
+    split: Split,
+    labels: Sequence[int],
+    sizes: Sequence[int],
+    base: Coefficients,
 ) -> tuple[int, Floats, Floats]:
     """Variable of a split, [labels, components] coefficients and [labels] seconds besides.
 

@@ -124,7 +124,7 @@ class KernelTables:
             split=self.split.scaled(factor) if self.split else None,
         )
 
-    def at(self, labels: Ints) -> float:
+    def at(self, labels: Sequence[int]) -> float:
         """Seconds at a labelling, splits apart."""
         dots, vectors = self.dots.at(labels), self.vectors.at(labels)
         moves = self.own.at(labels) + self.fused.at(labels)

@@ -70,6 +70,62 @@ class LabelSet:
         return found
 
 
+class LabelIndex:
+    """Labels of variables by their codes and deferred flags, all variables at once."""
+
+    def __init__(self, sets: Sequence[LabelSet]) -> None:
+        """Index of the variables' sets.
+
+        Raises:
+          ValueError: labels of too many axes to number.
+        """
+        known = {id(each): each for each in sets}
+        number = {key: i for i, key in enumerate(known)}
+        self._set_of = np.array([number[id(each)] for each in sets], dtype=np.int64)
+        axes = next((each.codes.shape[1] for each in sets), 0)
+        codes = np.concatenate(
+            [np.zeros((1, axes), dtype=np.int64), *(s.codes for s in known.values())]
+        )
+        self._least = int(codes.min(initial=0))
+        self._most = int(codes.max(initial=0))
+        self._radix = 2 * (self._most - self._least + 1)
+        if len(known) * self._radix**axes >= 1 << 62:
+            raise ValueError(f"labels of {axes} axes")
+        keys = [
+            self._keys(np.full(len(s), i), s.codes, s.deferred)
+            for i, s in enumerate(known.values())
+        ]
+        places = [np.arange(len(each)) for each in keys]
+        none = np.zeros(0, dtype=np.int64)
+        every = np.concatenate([none, *keys])
+        order = np.argsort(every)
+        self._sorted, self._places = every[order], np.concatenate([none, *places])[order]
+
+    def labels(self, variables: Ints, codes: Ints, deferred: Bools) -> Ints:
+        """[variables] labels.
+
+        Args:
+          codes / deferred: [variables, axes], as in the variables' sets.
+
+        Raises:
+          KeyError: no label has the codes.
+        """
+        keys = self._keys(self._set_of[variables], codes, deferred)
+        at = np.searchsorted(self._sorted, keys)
+        outside = ((codes < self._least) | (codes > self._most)).any(axis=1)
+        missing = np.flatnonzero(outside | (self._sorted.take(at, mode="clip") != keys))
+        if len(missing):
+            raise KeyError(f"no label {codes[missing].tolist()} of {variables[missing].tolist()}")
+        found: Ints = self._places[at]
+        return found
+
+    def _keys(self, numbers: Ints, codes: Ints, deferred: Bools) -> Ints:
+        found = numbers
+        for entry in (2 * (codes - self._least) + deferred).T:
+            found = found * self._radix + entry
+        return found
+
+
 def class_labels(extents: Sequence[Shape], sizes: Sequence[int]) -> LabelSet:
     """All tilings of a class that divide its dims; axes of one device tile nothing.
 

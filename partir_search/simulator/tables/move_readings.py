@@ -124,7 +124,13 @@ def read_at(
     for use, prices, at, place in zip(uses, columns, found.uses, places, strict=True):
         split, times = splits.of(use, prices), use.table.times
         hidden = traits.defers_weight_gradients and (at.idle or (at.total and not at.exposed))
-        cost = (split.copied if hidden else split.at_use) + split.exposed(at.early, times)
+        usual = split.copied if hidden else split.at_use
+        if not split.early and at.copy < 0:
+            seconds = at.exposed + float(prices.copied[place]) * times
+            if use.group not in by_group and seconds == usual[place]:
+                builder.add(use.table.scope, usual)
+                continue
+        cost = usual + split.exposed(at.early, times)
         for other, layout in by_group.get(use.group, ()) if use.group >= 0 else ():
             if other is not use:
                 cost = np.where(prices.copies == layout, cost / 2, cost)

@@ -16,7 +16,7 @@ from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.tables.consistency import inconsistent_pairs
 from partir_search.simulator.tables.hidden_gathers import Dual, Figures, HiddenGathers
 from partir_search.simulator.tables.hiding import HidingCompute
-from partir_search.simulator.tables.kernel_readings import read_kernel
+from partir_search.simulator.tables.kernel_readings import KernelReadings, read_kernel
 from partir_search.simulator.tables.kernels import KernelTables, kernel_tables
 from partir_search.simulator.tables.move_readings import Splits, read_at, read_below
 from partir_search.simulator.tables.moves import MoveTable, MoveTables
@@ -98,6 +98,10 @@ class OrderedTables:
         return Splits(self.model.machine.traits)
 
     @functools.cached_property
+    def _readings(self) -> KernelReadings:
+        return KernelReadings(self.kernels, self.sizes)
+
+    @functools.cached_property
     def own_collectives(self) -> float:
         """Seconds of collectives in regions of the user's own."""
         facts, costs = self.model.facts, self.model.costs(self.variables.mesh)
@@ -158,9 +162,15 @@ class OrderedTables:
         if missing:  # steps of all first: each kind of value is priced once
             distinct = {id(items): items for _, items in missing.values()}
             self.pricer.steps.places(np.concatenate([x.ravel() for x in distinct.values()]))
-        for number, (table, items) in missing.items():
-            alive = [] if kept is None else [kept[x] for x in table.scope]
-            self._columns[number] = table.prices.of(items), (table.prices, table.items, alive)
+        by_prices: dict[int, list[Hashable]] = {}
+        for number, (table, _) in missing.items():
+            by_prices.setdefault(id(table.prices), []).append(number)
+        for numbers in by_prices.values():
+            each = [missing[number] for number in numbers]
+            read = each[0][0].prices.of_each([items for _, items in each])
+            for number, (table, _), columns in zip(numbers, each, read, strict=True):
+                alive = [] if kept is None else [kept[x] for x in table.scope]
+                self._columns[number] = columns, (table.prices, table.items, alive)
         return [self._columns[key][0] for key in keys]
 
     def below(
@@ -252,10 +262,11 @@ class OrderedTables:
         above = [kernel.above() for kernel in self.kernels]
 
         def figures(each: Ints) -> Figures:
+            at = each.tolist()
             return Figures(
                 gathers.seconds(self.uses, columns, each),
-                np.array([kernel.at(each) for kernel in self.kernels]),
-                np.array([kernel.at(each) for kernel in above]),
+                np.array([kernel.at(at) for kernel in self.kernels]),
+                np.array([kernel.at(at) for kernel in above]),
             )
 
         return Dual(gathers, counted, figures)
@@ -286,20 +297,22 @@ class OrderedTables:
         builder = ModelBuilder(self.sizes)
         builder.constant = self.own_collectives
         shares = np.zeros(len(self.kernels)) if taken is None else taken
+        at = labels.tolist()
         for k, (kernel, share) in enumerate(zip(self.kernels, shares.tolist(), strict=True)):
             rest = float(k not in left_out) - share
-            if rest > 0.0:
-                own = kernel.scaled(rest) if share else kernel
-                read_kernel(own, builder, labels, self.sizes, exact=exact)
+            if rest == 1.0:
+                self._readings.read(k, at, exact=exact).add_to(builder)
+            elif rest > 0.0:
+                read_kernel(kernel.scaled(rest), at, self.sizes, exact=exact).add_to(builder)
             elif rest < 0.0:
                 add_to(builder, kernel.above().times(rest).tables)
         return builder
 
     def seconds(self, labels: Ints) -> Floats:
         """[ops] seconds of one run of each op at a labelling."""
-        found = np.zeros(len(self.model.module.ops))
+        found, at = np.zeros(len(self.model.module.ops)), labels.tolist()
         for kernel in self.kernels:
-            found[kernel.op] = kernel.at(labels) / max(kernel.runs, 1e-30)
+            found[kernel.op] = kernel.at(at) / max(kernel.runs, 1e-30)
         return found
 
     @functools.cached_property
@@ -331,7 +344,7 @@ class OrderedTables:
             balance[use.region] += at.total
         for k, region in zip(self.kernels, self._deferred, strict=True):
             if region >= 0:
-                balance[region] -= k.at(labels)
+                balance[region] -= k.at(labels.tolist())
         # Deferred dots that are not kernels of their own hide collectives besides.
         runs = self.model.time.deferred_runs
         whole = {
@@ -345,5 +358,5 @@ class OrderedTables:
 
 def _positions(kept: Sequence[Ints], labels: Ints) -> Ints:
     """Positions of labels among those kept."""
-    found = [int(np.searchsorted(k, x)) for k, x in zip(kept, labels.tolist(), strict=True)]
+    found = [k.searchsorted(x) for k, x in zip(kept, labels.tolist(), strict=True)]
     return np.array(found, dtype=np.int64)

@@ -6,8 +6,9 @@ A redistribution is priced when a table reads the price: exact steps along one a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,17 @@ class Columns:
     copied: Floats
     copies: Ints
 
+    def part(self, start: int, stop: int, shape: tuple[int, ...]) -> Columns:
+        """Prices of a stretch, in a shape."""
+        return Columns(
+            self.reduced[start:stop].reshape(shape),
+            self.moved[start:stop].reshape(shape),
+            self.gathers[:, start:stop].reshape(len(self.gathers), *shape),
+            self.at_once[start:stop].reshape(shape),
+            self.copied[start:stop].reshape(shape),
+            self.copies[start:stop].reshape(shape),
+        )
+
 
 class Price(NamedTuple):
     """Prices of one redistribution; see `Columns`."""
@@ -86,6 +98,17 @@ class Prices:
             found.copied[at],
             self._pricer.steps.copies[places],
         )
+
+    def of_each(self, tables: Sequence[Ints]) -> list[Columns]:
+        """Prices of tables of redistributions, read together."""
+        if len(tables) == 1:
+            return [self.of(tables[0])]
+        every = self.of(np.concatenate([items.ravel() for items in tables]))
+        ends = [0, *itertools.accumulate(items.size for items in tables)]
+        return [
+            every.part(i, j, items.shape)
+            for (i, j), items in zip(itertools.pairwise(ends), tables, strict=True)
+        ]
 
     def one(self, item: int) -> Price:
         """Prices of one redistribution."""

@@ -58,9 +58,9 @@ class Sum:
         """The sum times a factor."""
         return Sum([(scope, table * factor) for scope, table in self.tables.items()])
 
-    def at(self, labels: Ints) -> float:
+    def at(self, labels: Sequence[int]) -> float:
         """Value at a labelling."""
-        return sum(float(t[tuple(labels[x] for x in scope)]) for scope, t in self.tables.items())
+        return sum(float(t[tuple([labels[x] for x in scope])]) for scope, t in self.tables.items())
 
     def most(self) -> float:
         """Upper bound of the value: the sum of the tables' largest entries."""
@@ -91,14 +91,16 @@ class Sum:
             total += np.reshape(table, shape)
         return total
 
-    def along(self, variable: int, size: int, labels: Ints) -> Floats:
+    def along(self, variable: int, size: int, labels: Sequence[int]) -> Floats:
         """[size] values as one variable changes and all others have their labels."""
         total = np.zeros(size)
         for scope, table in self.tables.items():
             total += table[tuple(slice(None) if x == variable else labels[x] for x in scope)]
         return total
 
-    def scaled(self, variable: int, factors: Floats, labels: Ints | None) -> Iterator[Term]:
+    def scaled(
+        self, variable: int, factors: Floats, labels: Sequence[int] | None
+    ) -> Iterator[Term]:
         """Terms of the sum times a factor per label of a variable.
 
         Args:

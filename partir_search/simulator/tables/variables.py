@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -20,7 +19,7 @@ from partir_search.simulator.arrays import Bools, Ints
 from partir_search.simulator.tables.deferrals import Deferrals, find_deferrals
 from partir_search.simulator.tables.label_sets import (
     FIRST_PASS,
-    WHOLE,
+    LabelIndex,
     LabelSet,
     class_labels,
     op_labels,
@@ -85,51 +84,87 @@ class Variables:
             or modes.result_layouts
         ):
             raise ValueError(f"costs are not pairwise under {modes}")
-        graph, axes = self.graph, range(len(self.mesh.sizes))
-        rows, real = partition.axes, [n > 1 for n in self.mesh.sizes]
-        labels = np.zeros(len(self.sets), dtype=np.int64)
-        tiles = np.full((len(graph.shapes), len(rows)), NONE)
-        class_of = np.array(graph.class_of, dtype=np.int64)
-        for a in itertools.compress(axes, real):
+        real = [a for a, n in enumerate(self.mesh.sizes) if n > 1]
+        rows, axes = partition.axes, len(self.mesh.sizes)
+        tiles = np.full((len(self.of_class), axes), NONE, dtype=np.int64)
+        loops = np.full((len(self.of_op), axes), NONE, dtype=np.int64)
+        stays = np.zeros(loops.shape, dtype=np.bool_)
+        class_of = self._class_of
+        for a in real:
             finished = ~rows[a].partial_row  # values tiled as their class
             tiles[class_of[finished], a] = rows[a].tile_row[finished]
-        nothing = (False,) * len(rows)
-        for c, x in enumerate(self.of_class.tolist()):
-            if x >= 0:
-                labels[x] = self.sets[x].index[tuple(tiles[c].tolist()), nothing]
-        for op_id, q in enumerate(self.of_op.tolist()):
-            if q >= 0:
-                op = graph.module.ops[op_id]
-                entries = [self._entry(partition, op, a) if real[a] else WHOLE for a in axes]
-                key = tuple(code for code, _ in entries), tuple(out for _, out in entries)
-                labels[q] = self.sets[q].index[key]
+            loops[self.own_loops, a] = np.asarray(rows[a].loops)[self.own_loops]
+            for op_id in {i for v in rows[a].partials for i in self._ops_near.get(v, ())}:
+                op = self.graph.module.ops[op_id]
+                loops[op_id, a], stays[op_id, a] = self._entry(partition, op, a)
+        labels = np.zeros(len(self.sets), dtype=np.int64)
+        index = self._index
+        for of, codes, deferred in (
+            (self.of_class, tiles, np.zeros(tiles.shape, dtype=np.bool_)),
+            (self.of_op, loops, stays),
+        ):
+            some = np.flatnonzero(of >= 0)
+            labels[of[some]] = index.labels(of[some], codes[some], deferred[some])
         return labels
+
+    @functools.cached_property
+    def _index(self) -> LabelIndex:
+        return LabelIndex(self.sets)
+
+    @functools.cached_property
+    def _class_of(self) -> Ints:
+        return np.array(self.graph.class_of, dtype=np.int64)
+
+    @functools.cached_property
+    def _ops_near(self) -> Mapping[int, Sequence[int]]:
+        """By value id, ops with a variable that make or read the value."""
+        found: dict[int, list[int]] = {}
+        for op in self.graph.module.ops:
+            if self.of_op[op.id] >= 0:
+                for v in (*op.results, *(v for _, v in op.inputs())):
+                    found.setdefault(v.id, []).append(op.id)
+        return found
 
     def assign(self, labels: Ints, state: State) -> None:
         """Gives a state the tilings and loops of labels, whatever decisions would lead there."""
+        first, codes = self._codes
+        chosen = codes[first + labels]  # [variables, axes]
+        tiled, node, op_of = self.of_class >= 0, *self._nodes
         for a in range(len(self.mesh.sizes)):
-            for c, x in enumerate(self.of_class.tolist()):
-                state.tiles[a][c] = int(self.sets[x].codes[labels[x], a]) if x >= 0 else NONE
-            for op_id, n in enumerate(self.graph.node_of):
-                q = int(self.of_op[op_id])
-                if n >= 0:
-                    state.loops[a][n] = max(int(self.sets[q].codes[labels[q], a]), NONE)
+            row = np.frombuffer(state.tiles[a], dtype=np.int8)
+            row[:] = np.where(tiled, chosen[self.of_class, a], NONE)
+            loops = np.frombuffer(state.loops[a], dtype=np.int8)
+            loops[node] = np.maximum(chosen[self.of_op[op_of], a], NONE)
+
+    @functools.cached_property
+    def _codes(self) -> tuple[Ints, Ints]:
+        """[variables] place of each variable's first label, and [all labels, axes] codes."""
+        ends = np.cumsum([0, *self.sizes])
+        axes = len(self.mesh.sizes)
+        codes = [labels.codes for labels in self.sets]
+        return ends[:-1], np.concatenate([np.zeros((0, axes), dtype=np.int64), *codes])
+
+    @functools.cached_property
+    def _nodes(self) -> tuple[Ints, Ints]:
+        """Nodes of ops, and the ops."""
+        pairs = [(n, op_id) for op_id, n in enumerate(self.graph.node_of) if n >= 0]
+        found = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
 
     def _entry(self, partition: Partition, op: Op, axis: int) -> tuple[int, bool]:
         """Loop or pass of an op along an axis, and whether its results stay partial."""
         rows = partition.axes[axis]
-        stays = bool(rows.partials) and any(r.id in rows.partials for r in op.results)
+        stays = any(r.id in rows.partials for r in op.results)
         code = int(rows.loops[op.id]) if self.own_loops[op.id] else NONE
-        if rows.partials:
-            partial = {v.id: rows.partials[v.id] for _, v in op.inputs() if v.id in rows.partials}
-            if partial:
-                passes = self.deferrals.passes[op.id]
-                found = (
-                    i
-                    for i, p in enumerate(passes)
-                    if p.values == partial.keys() and p.monoid in partial.values()
-                )
-                code = FIRST_PASS - next(found)
+        partial = {v.id: rows.partials[v.id] for _, v in op.inputs() if v.id in rows.partials}
+        if partial:
+            passes = self.deferrals.passes[op.id]
+            found = (
+                i
+                for i, p in enumerate(passes)
+                if p.values == partial.keys() and p.monoid in partial.values()
+            )
+            code = FIRST_PASS - next(found)
         return code, stays
 
 
