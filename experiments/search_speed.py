@@ -3,7 +3,8 @@
     python -m experiments.search_speed --rows=llama3-8b@4x2,llama3-405b@8x16x128
 
 A row is a model of `models/llama.py` or of the catalog (or `depth-N`, N layers of a transformer)
-and a mesh.
+and a mesh; a model of the catalog with its batch (`lstm-2x1500:256@2x4`), or a program of a file
+(`--file=clip=cases/clip.py --rows=clip@2x4`).
 Every row runs in a process of its own, so that its peak memory is its own. Prints a table and one
 JSON line per row. `plan_s` is import, fold, search and costing; tracing (`trace_s`) is jax's.
 Columns `cpu_` are CPU seconds of the process, and the ratio of planning to tracing.
@@ -30,6 +31,7 @@ from rich.table import Table
 
 import partir_search as ps
 from experiments import planning_flags
+from experiments.cases import program
 from models import llama, transformer
 from models.catalog import MODELS
 
@@ -44,6 +46,7 @@ flags.DEFINE_list(
     "Model@mesh.",
 )
 planning_flags.define(machine="tpu_v5p", episodes=planning_flags.EPISODES, seed=0)
+flags.DEFINE_multi_string("file", [], "A program of a file: NAME=PATH:KEYWORDS.")
 flags.DEFINE_integer("tokens", 2**18, "Tokens per step and 64 devices.")
 flags.DEFINE_integer("seq", 0, "Tokens of an example of LLaMA; 0 for the published length.")
 flags.DEFINE_boolean("own_remat", True, "LLaMA recomputes each layer.")
@@ -75,6 +78,12 @@ def model(name: str, devices: int) -> tuple[Any, Any]:
         )
         small = transformer.example_args(shape, transformer.optimizer(), tokens // 8192)
         return transformer.make_train_step(shape), small
+    if name in {each.partition("=")[0] for each in FLAGS.file}:
+        found = program(name, FLAGS.file)
+        return found.step, found.args
+    if ":" in name:
+        entry, batch = MODELS[name.partition(":")[0]], int(name.partition(":")[2])
+        return entry.step, entry.abstract_args(batch)
     if name in PER_DEVICE:
         entry = MODELS[name]
         return entry.step, entry.abstract_args(int(PER_DEVICE[name] * devices))
@@ -134,6 +143,7 @@ def apart(row: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "experiments.search_speed", "--here", f"--rows={row}"]
     for flag in ("machine", "tokens", "seq", "own_remat", "limit", "episodes", "seed"):
         command.append(f"--{flag}={getattr(FLAGS, flag)}")
+    command += [f"--file={each}" for each in FLAGS.file]
     out = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=True)
     found: dict[str, Any] = json.loads(out.stdout.strip().splitlines()[-1])
     return found
