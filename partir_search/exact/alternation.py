@@ -8,6 +8,7 @@ for each turn, and the best labelling is the one of least true cost.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -48,6 +49,7 @@ def alternate(
     max_entries: int = 2_000_000,
     rounds: int = 4,
     least_gain: float = 0.0,
+    beat: float = math.inf,
     choices: Choices | None = None,
     realised: Callable[[Ints], Ints] | None = None,
     turns: Turns | None = None,
@@ -68,6 +70,8 @@ def alternate(
         block are fixed as well.
       rounds: maximum number of turns of each block.
       least_gain: end after one turn of each block without a true cost lower by more.
+      beat: true cost of a known labelling; after two turns of each block, ends where the turns left
+        do not lead below at the gain of the latest turns, one of each block.
       choices: arrays of labels of earlier calls.
       realised: function from a labelling to the labelling of equal true cost at which `costs_at` is
         exact; the same by default.
@@ -101,6 +105,11 @@ def alternate(
         best = min(best, visited[-1].energy)
         if stale == len(blocks):
             break
+        if len(visited) > 2 * len(blocks):
+            gain = visited[-1 - len(blocks)].energy - visited[-1].energy
+            left = (rounds * len(blocks) - turn - 1) / len(blocks)
+            if visited[-1].energy - max(gain, 0.0) * left > beat:
+                break
     return Alternation(min(visited, key=lambda each: each.energy), visited)
 
 
@@ -127,7 +136,7 @@ def improve(
 ) -> Labelling:
     """Labelling of least energy by a model of the labels `kept`; `labels` if none is better."""
     at = np.array(
-        [np.searchsorted(k, x) for k, x in zip(kept, labels.tolist(), strict=True)], dtype=np.int64
+        [k.searchsorted(x) for k, x in zip(kept, labels.tolist(), strict=True)], dtype=np.int64
     )
     start = Labelling(model.energy(at), at)
     found = minimum_within(model, start, max_entries)

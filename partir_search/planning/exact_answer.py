@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ EXACT_STARTS = 2  # of a search, from the best results of exact steps, at most
 EXACT_FINALISTS = 5  # assignments of exact steps evaluated on the unfolded program, at most
 STARTS = 3  # most strategies from which exact steps start
 LABELS_OF_STARTS = 90_000  # of the tables, times the starts
-TRIALS = 6  # further strategies from which exact steps take one turn along each axis
+TRIALS = 6  # further strategies from which exact steps take one turn along each axis, at most
 FAR = 0.03  # of a bound, above which an assignment leaves these to be tried
 FITTED = 2  # assignments over the limits that are fitted
 OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
@@ -31,6 +31,8 @@ DEAR = 1.1  # seconds within the limits over those without, where the search may
 PROMISING = 0.002  # of a bound after removal of labels, for a proof of the first answer
 NEAR = 0.005  # of a bound, above which multipliers of gathers are raised
 PROVEN = 1e-5  # of a bound, above which an assignment is not the best
+BEHIND = 0.03  # of another form's plan, above which one start is enough
+NO_NEARER = 0.02  # of another form's plan, above which the starts are enough
 ALIKE = 4  # decimals of log figures in which assignments are alike
 
 Named = tuple[Found, str]
@@ -118,19 +120,25 @@ def exact_moves(
     started = min(STARTS, episodes // EPISODES_PER_START, afforded)
     for score in (first, *others)[:started]:
         name, labels = scored[score]
-        best = steps.improve(labels)[0]
+        best = steps.improve(labels, beat=_nearest(found))[0]
         found.setdefault(best.labels.tobytes(), (best, name))
+        if score is first and game.far_behind(best.score, BEHIND):
+            break
         if score is first:
             bound = _bounded(steps, found, None, PROMISING)
             if bound is not None and bound.finished and _proven(bound, found):
                 break
     else:
-        bound = _bounded(steps, found, bound)
-        if bound is not None and not _proven(bound, found, NEAR):
-            bound = _bounded(steps, found, bound, raises=True)
+        near = not game.far_behind(_nearest(found), NO_NEARER)
+        bound = _bounded(steps, found, bound) if near else bound
         reached = min(each.score.excess for each, _ in found.values()) <= OUT_OF_REACH
-        if reached and (bound is None or not _proven(bound, found, FAR)):
-            rest = _unlike([scored[score] for score in (first, *others)], started)
+        near = near and reached
+        if near and bound is not None and not _proven(bound, found, NEAR):
+            bound = _bounded(steps, found, bound, raises=True)
+        if near and (bound is None or not _proven(bound, found, FAR)):
+            # With a price of memory no trial gained: segments decide more.
+            trials = TRIALS if steps.minimises_seconds(scored[first][1]) else 0
+            rest = _unlike([scored[score] for score in (first, *others)], started, trials)
             for best, name in _tried(steps, rest):
                 found.setdefault(best.labels.tobytes(), (best, name))
             best, name = _combined(steps, [*found.values()])
@@ -146,8 +154,13 @@ def exact_moves(
     return ExactAnswer(paths, settled, bound.seconds if bound else None, steps, known, ranked)
 
 
-def _unlike(starts: Sequence[tuple[str, Ints]], used: int) -> list[tuple[str, Ints]]:
-    """At most `TRIALS` strategies, each with the most labels unlike all strategies before.
+def _nearest(found: Mapping[bytes, Named]) -> Score | None:
+    """Best score of assignments; None without any."""
+    return min((each.score for each, _ in found.values()), key=Score.rank, default=None)
+
+
+def _unlike(starts: Sequence[tuple[str, Ints]], used: int, count: int) -> list[tuple[str, Ints]]:
+    """At most `count` strategies, each with the most labels unlike all strategies before.
 
     Args:
       starts: names and labels of strategies.
@@ -155,7 +168,7 @@ def _unlike(starts: Sequence[tuple[str, Ints]], used: int) -> list[tuple[str, In
     """
     labels, found = np.array([each for _, each in starts]), list[tuple[str, Ints]]()
     unlike = np.min([(labels != each).sum(axis=1) for each in labels[:used]], axis=0)
-    while len(found) < TRIALS and unlike.any():
+    while len(found) < count and unlike.any():
         farthest = int(np.argmax(unlike))
         found.append(starts[farthest])
         unlike = np.minimum(unlike, (labels != labels[farthest]).sum(axis=1))

@@ -36,6 +36,7 @@ MAX_BOUNDED = 30_000, 50_000  # labels, and labels times orders of axes, for a b
 MAX_ENTRIES = 2_000_000  # of one table of elimination
 ROUNDS = 4  # turns of each axis
 HIGHEST_ROWS = 2  # of the memory curve of an assignment, which limits know
+NEAR_BEST = 0.01  # in log cost: steps this near to the best known assignment go on
 LEAST_GAIN = 1e-4  # in log cost: axes without it after one turn each end the steps
 
 
@@ -88,11 +89,12 @@ class ExactSteps:
         rewind(self.game, played)
         return labels
 
-    def improve(self, labels: Ints, rounds: int = ROUNDS) -> list[Found]:
+    def improve(self, labels: Ints, rounds: int = ROUNDS, beat: Score | None = None) -> list[Found]:
         """All assignments visited by exact steps from an assignment, best first.
 
         Args:
           rounds: most turns along each axis.
+          beat: score of a known assignment; the steps end where they hardly lead to a better one.
         """
         visited = alternate(
             self._costs_at,
@@ -102,6 +104,7 @@ class ExactSteps:
             max_entries=MAX_ENTRIES,
             rounds=rounds,
             least_gain=LEAST_GAIN,
+            beat=beat.scalar() + NEAR_BEST if beat else math.inf,
             choices=self._choices,
             realised=self.realised,
             turns=self._turns,
@@ -132,6 +135,10 @@ class ExactSteps:
     def scored(self, labels: Ints) -> Found:
         """An assignment with its score by the game's goal."""
         return Found(labels, self._score(labels))
+
+    def minimises_seconds(self, labels: Ints) -> bool:
+        """True if the objective is the seconds alone: free memory has no price."""
+        return self._score(labels).objective == self._cost(labels).seconds
 
     def exceeds_memory(self, found: Found) -> bool:
         """True if an assignment exceeds the limits by memory, and the limits can be kept."""
@@ -212,7 +219,7 @@ class ExactSteps:
             return None
         labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
         seconds = self._cost(labels).seconds
-        if self._score(labels).objective != seconds:
+        if not self.minimises_seconds(labels):
             return None
         done = known is not None and known.finished and known.raised >= raises
         if known is not None and done and known.upper <= seconds * (1.0 + LEAST_GAIN):

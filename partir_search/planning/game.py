@@ -7,6 +7,7 @@ strategy; the score is the simulated cost of the device-local program.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from array import array
 from collections.abc import Hashable, Sequence
@@ -53,6 +54,7 @@ class PlanningGame:
       goal: scorer of costs.
       state: current tilings. The initial tilings are never undone.
       targets: classes and dims that strategies tile.
+      beat: score of a plan of another form of the program; a search far behind ends early.
       cache: localized ops, shared by all states.
       costs: cost by state number.
     """
@@ -64,6 +66,7 @@ class PlanningGame:
     goal: Scorer[Cost]
     state: State
     targets: StrategyTargets
+    beat: Score | None = None
     cache: LocalCache = dataclasses.field(init=False)
     costs: dict[int, Cost] = dataclasses.field(default_factory=dict)
     _candidates: Sequence[Sequence[StrategyMove]] = ()  # by kind, as in SHARES
@@ -223,6 +226,12 @@ class PlanningGame:
 
     def score(self) -> Score:
         return self.goal(self.cost())
+
+    def far_behind(self, score: Score | None, share: float) -> bool:
+        """True if a score is behind the one to beat, by more than a share of the objective."""
+        if self.beat is None or score is None:
+            return False
+        return score.scalar() > self.beat.scalar() + math.log1p(share)
 
     def costed(self, path: Sequence[Move]) -> tuple[Score, Cost]:
         """Score and cost after the moves of a path; the state is restored."""

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 
-from partir_search.mcts.game import Move, Record
+from partir_search.mcts.game import Move, Record, Score
 from partir_search.mcts.search import Result, Settings, search
 from partir_search.planning.game import PlanningGame
 
@@ -38,6 +38,16 @@ class SearchJournal:
         return SearchJournal({k: [*paths] for k, paths in self.paths.items()}, completes=True)
 
 
+HOPELESS = 0.25  # of another form's plan, above which a search of a form does not gain enough
+
+
+def _hopeless(game: PlanningGame, starts: Sequence[Sequence[Move]]) -> bool:
+    """True if all starts are far behind a plan of another form of the program."""
+    if game.beat is None or not starts:
+        return False
+    return game.far_behind(min((game.costed(path)[0] for path in starts), key=Score.rank), HOPELESS)
+
+
 def search_noted(
     game: PlanningGame,
     episodes: int,
@@ -55,6 +65,7 @@ def search_noted(
       found: receives the moves of the best answers, of an interrupted search too.
       completes: True for the starts and one more strategy, whatever the size of the space.
     """
+    completes = completes or _hopeless(game, starts)
     settings = Settings(exact_states=0) if completes else Settings()
     episodes = 1 if completes else episodes
     last: collections.deque[Record] = collections.deque(maxlen=1)

@@ -92,6 +92,7 @@ class Planner:
         """
         self.streams, self.stage_axes = streams, stage_axes
         self.module, self.machine = module, machine
+        self.beat: Score | None = None  # by a plan of another form, in searches
         self.goals = goals if goals is not None else (Fit(machine.hbm_bytes), Fastest())
         self._clock = Clock()
         self.table = table or RuleTable()
@@ -334,15 +335,15 @@ class Planner:
         state = State(graph, self.mesh)
         apply_to_fold(before, folded, self.module, state)
         targets = StrategyTargets(graph, self.roles.of(folded.class_of))
-        goal = scorer(self.goals)
         return PlanningGame(
             graph=graph,
             mesh=self.mesh,
             model=model,
             axes=names,
-            goal=goal,
+            goal=scorer(self.goals),
             state=state,
             targets=targets,
+            beat=self.beat,
         )
 
     def _finalist(

@@ -131,9 +131,7 @@ class StagePlanner:
         same_mesh = planner.mesh == planned.sketch.partition.mesh
         hints = planned.actions if same_mesh else ()
         share = FURTHER_EPISODES if hints else 1.0
-        found = self._schedule(padded, hints, share)
-        score = scorer(planner.goals)
-        return found if score(found[1].cost) < score(planned.cost) else stage_plan
+        return self._better(padded, stage_plan, hints, share)
 
     def _better_stacked(self, form: Stage, stage_plan: StagePlan) -> StagePlan:
         """The better of a plan and a plan of a form with stacks, padded if the plan is."""
@@ -145,9 +143,20 @@ class StagePlanner:
         planner = self.planner(aligned.module)
         mesh = planned.sketch.partition.mesh
         alike = planner.mesh == mesh or not mesh.sub_axes()
-        found = self._schedule(aligned, planned.actions if alike else ())
+        return self._better(aligned, stage_plan, planned.actions if alike else ())
+
+    def _better(
+        self, form: Stage, known: StagePlan, hints: Sequence[Action], share: float = 1.0
+    ) -> StagePlan:
+        """The better of a plan and a plan of another form; other arguments as of `_run`."""
+        planner = self.planner(form.module)
         score = scorer(planner.goals)
-        return found if score(found[1].cost) < score(planned.cost) else stage_plan
+        planner.beat = score(known[1].cost)
+        try:
+            found = self._schedule(form, hints, share)
+        finally:
+            planner.beat = None
+        return found if score(found[1].cost) < score(known[1].cost) else known
 
     def _stackings(self, stage: Stage) -> list[Stage]:
         """Forms of the program without and with equal programs computed on stacks.

@@ -238,6 +238,23 @@ def test_alternation_repeats_no_turn_of_earlier_calls() -> None:
     assert np.array_equal(again.best.labels, found.best.labels)
 
 
+def test_alternation_far_from_the_best_known_ends_early() -> None:
+    """Costs fall by 1 a turn, so that 20 turns lead from 100 to 80."""
+    model = PairwiseModel([np.arange(101.0)], {})
+    blocks = [[np.zeros(101, dtype=int)]] * 2
+
+    def costs_at(labels: np.ndarray, kept: Sequence[np.ndarray]) -> PairwiseModel:
+        near = np.where(np.arange(101) == labels[0] - 1, -1.0, np.arange(101.0) + 1.0)
+        return PairwiseModel([near], {}).restricted(kept)
+
+    start = np.array([100])
+    turns = {
+        beat: len(alternate(costs_at, model.energy, blocks, start, rounds=10, beat=beat).visited)
+        for beat in (np.inf, 80.5, 79.0)
+    }
+    assert turns == {np.inf: 21, 80.5: 21, 79.0: 5}
+
+
 def test_order_is_that_of_the_tables() -> None:
     model = grid(2, 3, 7, 4)
     order = elimination_order(model)

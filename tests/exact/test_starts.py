@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from experiments.small_programs import MESHES, game_of, module_of
+from partir_search.mcts.game import Score
 from partir_search.planning import exact_answer
 from partir_search.planning.exact_answer import ExactAnswer, exact_moves
 from partir_search.planning.fitted_steps import FittedSteps
 from partir_search.planning.game import PlanningGame
+from partir_search.planning.interruption import search_noted
 from partir_search.planning.planner import Planner
 from partir_search.simulator.target.machine import MACHINES
 from partir_search.strategies.catalogue import named_strategies
@@ -29,8 +31,8 @@ def test_farthest_labels_first() -> None:
     """Each start is the farthest from all before; equal labels are no further start."""
     labels = [[0, 0, 0], [0, 0, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0]]
     starts = [(str(i), np.array(each, dtype=np.int64)) for i, each in enumerate(labels)]
-    assert [name for name, _ in exact_answer._unlike(starts, 1)] == ["2", "1", "3"]
-    assert [name for name, _ in exact_answer._unlike(starts, 3)] == ["3"]
+    assert [name for name, _ in exact_answer._unlike(starts, 1, 6)] == ["2", "1", "3"]
+    assert [name for name, _ in exact_answer._unlike(starts, 3, 6)] == ["3"]
 
 
 @pytest.mark.parametrize("far", [-1.0, 1e9])
@@ -51,6 +53,24 @@ def test_further_strategies_are_tried_far_from_the_bound(
     found = answer(game_of(module_of("mlp 3"), GRID, MACHINES["tpu_v5e"], tight=False))
     assert found.bound is not None
     assert rounds[1] == (exact_answer.TRIALS if far < 0 else 0)
+
+
+def test_a_form_far_behind_another_is_left_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact steps take one start, and the search no more than one strategy besides its starts."""
+    game, improved = game_of(module_of("mlp 3"), GRID, MACHINES["tpu_v5e"], tight=False), []
+    whole = FittedSteps.improve
+
+    def improve(self: FittedSteps, *given: Any, **named: Any) -> Any:
+        improved.append(given)
+        return whole(self, *given, **named)
+
+    monkeypatch.setattr(FittedSteps, "improve", improve)
+    game.beat = Score(0.0, game.score().objective * 1e-3)
+    assert answer(game).bound is None
+    assert len(improved) == 1
+    assert search_noted(game, 100, 0, [()], None).states == 2
+    game.beat = Score(0.0, game.score().objective)
+    assert search_noted(game, 100, 0, [()], None).states > 2
 
 
 @pytest.mark.parametrize(
