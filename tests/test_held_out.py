@@ -32,6 +32,11 @@ TINY: dict[str, dict[str, Any]] = {
     "neural_sde": {"batch": 4, "observed": 4, "d": 8, "hidden": 16, "steps": 3},
     "radiance_field": {"rays": 4, "samples": 8, "d": 8, "layers": 3, "skip": 1, "waves": 2},
     "diffusion_transformer": {"batch": 2, "patches": 16, "patch": 8, "d": 16, "heads": 2},
+    "image_vae": {"batch": 2, "side": 16, "widths": (8, 16), "code": 4},
+    "long_convolution": {"batch": 2, "length": 16, "d": 8, "layers": 1, "waves": 2, "vocab": 32},
+    "point_cloud": {"batch": 2, "points": 16, "neighbours": 4, "widths": (8, 16), "d": 16},
+    "splatting": {"count": 64, "tiles": 4, "side": 2, "seen": 4, "across": 2},
+    "transducer": {"batch": 2, "frames": 16, "labels": 4, "bands": 8, "d": 16, "vocab": 32},
 }
 
 

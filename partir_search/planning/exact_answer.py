@@ -185,7 +185,7 @@ def _tried(steps: FittedSteps, starts: Sequence[tuple[str, Ints]]) -> list[Named
 
 
 def _combined(steps: FittedSteps, found: Sequence[Named]) -> Named:
-    """The best assignment combined with all others, and improved, under its own name."""
+    """The best assignment combined with all assignments in turn, and improved, with its name."""
     (best, name), *others = sorted(found, key=lambda each: each[0].score.rank())
     combined = steps.combined(best, [each for each, _ in others])
     return (best, name) if combined is best else (steps.improve(combined.labels)[0], name)

@@ -112,7 +112,7 @@ class ExactSteps:
         return ranked([self.scored(each.labels) for each in visited])
 
     def combined(self, best: Found, others: Sequence[Found]) -> Found:
-        """The best of an assignment's combinations with others, one after the other.
+        """The best of an assignment's combinations with several assignments in turn.
 
         Each variable keeps its label or takes the other's along all axes at once, by elimination
         (fusion moves: Lempitsky et al., PAMI 2010), and again from the result.

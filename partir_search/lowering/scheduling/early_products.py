@@ -2,10 +2,10 @@
 
 An operand shared by products of many layers, as the gradient of a sum of skipped outputs, is ready
 long before the gradients with which the products' results are added. In programs with asynchronous
-collectives XLA's latency-hiding scheduler computes all of these products at once, and their results
-live until their layer's turn (docs/evidence/traits.md: `delays_early_products`). The pass makes
-such a product wait for the collective before the latest one in the chain, so that the product can
-still run beside the latest.
+collectives XLA's latency-hiding scheduler computes all products at once, and the results live until
+their layer's turn (docs/evidence/traits.md: `delays_early_products`). The pass makes
+a product wait for the collective before the latest one in the chain: the product can still run
+beside the latest.
 """
 
 from __future__ import annotations

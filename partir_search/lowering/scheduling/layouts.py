@@ -10,7 +10,7 @@ at the first value with the state's shape.
 columns if a product prefers columns, and transposes a graph network's arrays of edges between edges
 and nodes (`pins_lookup_layouts`). The pass pins results of look-ups, and updates of scatters before
 they are gathered, to rows. Rows of a few numbers, as scores of edges by heads, would take a whole
-tile row each, as would all that is computed from them: these look-ups are pinned to columns.
+tile row each, as would all values computed from the rows: narrow look-ups are pinned to columns.
 """
 
 from __future__ import annotations
