@@ -201,12 +201,19 @@ def test_a_plan_of_exact_steps_runs(mesh: Mesh) -> None:
         np.testing.assert_allclose(got[name], w, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("loop", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_rings_never_cost_more(loop: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "sizes", "loop"),
+    [
+        ("transformer-tiny", (2, 2), False),
+        pytest.param("t5-tiny", (2, 2, 2), False, marks=pytest.mark.long),
+        pytest.param("t5-tiny", (2, 2, 2), True, marks=pytest.mark.long),
+    ],
+)
+def test_rings_never_cost_more(name: str, sizes: tuple[int, ...], loop: bool) -> None:
     """A mesh with diagonals has the assignments of the mesh without, and, where a loop accumulates
     sums, the answers of a search there.
     """
-    entry, mesh = MODELS["t5-tiny"], AbstractMesh((2, 2, 2), ("node", "r", "c"))
+    entry, mesh = MODELS[name], AbstractMesh(sizes, ("node", "r", "c")[-len(sizes) :])
     plain, rings = (
         ps.auto_partition(
             mesh,

@@ -10,6 +10,8 @@ from partir_search.mcts.game import Move, Record, Score
 from partir_search.mcts.search import Result, Settings, search
 from partir_search.planning.game import PlanningGame
 
+HOPELESS = 0.25  # of another form's plan, above which a search of a form does not gain enough
+
 Path = tuple[Move, ...]
 
 
@@ -36,9 +38,6 @@ class SearchJournal:
     def completing(self) -> SearchJournal:
         """A copy for the planning that completes this one."""
         return SearchJournal({k: [*paths] for k, paths in self.paths.items()}, completes=True)
-
-
-HOPELESS = 0.25  # of another form's plan, above which a search of a form does not gain enough
 
 
 def _hopeless(game: PlanningGame, starts: Sequence[Sequence[Move]]) -> bool:

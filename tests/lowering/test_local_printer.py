@@ -123,7 +123,13 @@ def test_local(name: str, golden: Callable[[str], None]) -> None:
     golden(text)
 
 
-@pytest.mark.parametrize("name", ["transformer-tiny", "moe-tiny", "gpt-scan-tiny", "unet-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("transformer-tiny", "moe-tiny", "gpt-scan-tiny"),
+        pytest.param("unet-tiny", marks=pytest.mark.long),
+    ],
+)
 def test_known_strategies_are_valid(name: str) -> None:
     entry = MODELS[name]
     step = ps.auto_partition(MESH, machine="tpu_v5e", rings=True)(entry.step)
