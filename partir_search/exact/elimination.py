@@ -154,7 +154,7 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
             total = model.unary[u]
             if tables[i]:
                 total = total + sum(table for _, table in tables[i])
-            energy += float(np.minimum.reduce(total))
+            energy += float(np.min(total))
             continue
         scope = sorted(order.scopes[i], key=at.__getitem__)
         tables[at[scope[0]]].append((tuple(scope), _least(model, u, scope, tables[i])))
@@ -166,7 +166,7 @@ def eliminate(model: PairwiseModel, order: Order | None = None) -> Labelling:
         for own, table in tables[i]:  # its own label comes first
             at_labels: tuple[Any, ...] = (slice(None), *[labels[v] for v in own[1:]])
             costs += table[at_labels]
-        labels[u] = int(costs.argmin())
+        labels[u] = int(np.argmin(costs))
     return Labelling(energy, np.array(labels, dtype=np.int64))
 
 
@@ -199,7 +199,7 @@ def _least(model: PairwiseModel, u: int, scope: Sequence[int], tables: Sequence[
 
 
 def _lowest(total: Floats) -> Floats:
-    least: Floats = np.minimum.reduce(total, axis=0)
+    least: Floats = total.min(axis=0)
     return least
 
 

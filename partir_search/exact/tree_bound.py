@@ -49,12 +49,12 @@ class _Sender:
         """
         if len(self._rows) == 1:
             rest = (costs - received[self._rows[0]])[:, None]
-            found = np.minimum.reduce(rest + self._table, axis=0)
-            least = np.minimum.reduce(found)
+            found = (rest + self._table).min(axis=0)
+            least = found.min()
             messages[self._to] = found - least
             return [float(least)]
         shares = costs - received[self._rows]
-        found = np.minimum.reduce(shares.T[:, self._receiver] + self._table, axis=0)
+        found = (shares.T[:, self._receiver] + self._table).min(axis=0)
         lows = np.minimum.reduceat(found, self._starts)
         messages[self._to] = found - lows[self._receiver]
         each: list[float] = lows.tolist()
@@ -143,7 +143,7 @@ class TreeBound:
             own = self._received[u]
             costs = np.add.reduce(own, axis=0, out=self._costs_of[u])
             costs += unary[u]
-            least = float(np.minimum.reduce(costs))
+            least = float(costs.min())
             costs -= least
             bound += least
             if senders[u]:
