@@ -37,7 +37,10 @@ class LoopQueue:
             yield self._left.popleft()
 
     def is_new(self, rewrites: Rewrites) -> bool:
-        """True if no program with these rewrites was planned: there are more ops to run again."""
+        """Records rewrites of a program; True unless equal rewrites were recorded before.
+
+        Equal rewrites arise from a number of ops to run again beyond those of a layer.
+        """
         if rewrites in self._planned:
             return False
         self._planned.add(rewrites)

@@ -1,4 +1,4 @@
-"""Critical path: values on which a dot depends. Gradients of weights, for example, are off it."""
+"""Critical path of a program: values on which a dot depends, unlike gradients of weights."""
 
 from __future__ import annotations
 

@@ -131,11 +131,11 @@ class Chain:
         return state
 
     def _ends(self, run: int) -> tuple[Value, ...]:
-        """Values that leave a run: those that travel on beside the carry, and the carry."""
+        """Results of a run: the travelling values, then the final carry."""
         return *self._parts.travelling[run], *self._parts.runs[run][1].finals
 
     def _passed(self, run: int) -> list[Value]:
-        """Travelling values of a backward run that its deferred products read."""
+        """Travelling values read by the deferred products of a backward run."""
         weights = self._splits[self._parts.runs[run][0]].weights
         return [x for x in self._parts.travelling[run] if x in weights.consts]
 
