@@ -179,6 +179,27 @@ def test_actions_find_their_values_where_other_segments_run_again() -> None:
     assert KeepGathered("data").renamed(str.upper) == KeepGathered("data")
 
 
+def test_values_that_enter_several_regions_are_told_apart() -> None:
+    """Actions find values by name: a mask read by all layers enters each region under its own."""
+
+    def masked(x: Any, mask: Any, *weights: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            y = x
+            for w in weights:
+                y = y + jnp.tanh(jnp.sin(y @ w) * mask @ w.T)
+            return (y * y).mean()
+
+        return [w - 0.1 * g for w, g in zip(weights, jax.grad(loss)(weights), strict=True)]
+
+    module = module_of(masked, np.ones((64, 8)), np.ones((64, 8)), *[np.eye(8)] * 4)
+    n = forward_length(module)
+    rewritten = rematerialize(module, [(0, n // 2), (n // 2, n)])
+    entering = {v.name for v in rewritten.values if v.name.startswith("a1_in")}
+    assert len(entering) > 1
+    verify(rewritten)
+    assert {namesake(name, module.value_names()) for name in entering} == {"a1"}
+
+
 def test_no_more_is_computed_again_than_must_be() -> None:
     whole = planned(V5E, remat=False, goals=[ps.Fit(1.0), ps.Fastest()]).cost.peak_bytes
     some = planned(tight := dataclasses.replace(V5E, hbm_bytes=int(0.85 * whole)))

@@ -130,6 +130,7 @@ class OpRule:
       debug_only: a debugging tool, ignored in all decisions (see `passes/debug_ops.py`).
       accepts_any_layout: accepts operands in any layout; costs nothing.
       has_collectives: the local form contains collectives and must run on all devices.
+      row_major_on_cpu: results need a row-major layout on CPUs, whatever their consumers ask for.
       data_flow: edges between operands and results of the op and its regions.
       emit: runs the op, given emitters of its regions; None without regions.
       role: meaning of the op for pattern recognisers; None for most.
@@ -164,6 +165,7 @@ class OpRule:
     debug_only: bool = False
     accepts_any_layout: bool = False
     has_collectives: bool = False
+    row_major_on_cpu: bool = False
     role: Role | None = None
     implied_params: frozenset[str] = frozenset()
     data_flow: DataFlowEdges = NO_EDGES

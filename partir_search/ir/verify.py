@@ -14,7 +14,7 @@ class InvalidIR(ValueError):
 
 
 def verify(module: Module) -> None:
-    """Checks dense ids, single definitions before uses, and equal shapes of ties.
+    """Checks dense ids, distinct names, single definitions before uses, and equal shapes of ties.
 
     Raises:
       InvalidIR: an invariant is broken.
@@ -22,6 +22,10 @@ def verify(module: Module) -> None:
     for i, value in enumerate(module.values):
         if value.id != i:
             raise InvalidIR(f"value {value!r} has id {value.id} at position {i}")
+    if len(module.value_names()) < len(module.values):  # actions find values by name
+        named = module.value_names()
+        twice = next(v for v in module.values if named[v.name] is not v)
+        raise InvalidIR(f"{named[twice.name]!r} has the name of another value")
     for i, op in enumerate(module.ops):
         if op.id != i:
             raise _wrong(module, op, f"has id {op.id} at position {i}")

@@ -132,6 +132,18 @@ def _run_item(partition: Partition, item: Reshard | LocalOp, env: Env, effects: 
         env[local.id] = with_layout_constraint(env[local.id], columns)
 
 
+def _row_major_on_cpu(x: Any) -> Any:
+    """An array with a row-major layout on CPUs, as it is elsewhere.
+
+    XLA:CPU lays out an op's result as a later all_gather of a minor dim reads it, and refuses an
+    FFT with another layout ("RET_CHECK failure ... fft_thunk.cc").
+    """
+    rows = Layout(tuple(range(x.ndim)))
+    return lax.platform_dependent(
+        x, cpu=lambda y: with_layout_constraint(y, rows), default=lambda y: y
+    )
+
+
 def _by_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Dims from major to minor in a layout of rows; dims of one element first, which fill tiles of
     few elements elsewhere.
@@ -179,7 +191,8 @@ def _run_op(partition: Partition, item: LocalOp, env: Env, effects: Effects) -> 
     if isinstance(item, RingTurn):
         return matmul_turn(partition, item, args, env, effects)
     if not item.regions:
-        return run_local(device, rule, item.op, args)
+        outs = run_local(device, rule, item.op, args)
+        return [_row_major_on_cpu(x) for x in outs] if rule.row_major_on_cpu else outs
     bodies = [
         lambda *inner, b=b: _run_region(partition, b, inner, env, effects.inside())
         for b in item.regions

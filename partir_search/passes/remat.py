@@ -8,7 +8,9 @@ copy starts from them. Chen et al. 2016 (arXiv 1604.06174).
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import re
 from collections.abc import Container, Sequence
 
 import numpy as np
@@ -29,8 +31,10 @@ MIN_CROSSING = 0.1  # of the median bytes crossing; fewer cross only outside the
 MAX_LIFETIME = 1 / 3  # of the forward pass; values living longer cross all cuts and are stored
 MIN_GAIN = 2.0  # bytes freed by recomputing a segment over bytes crossing its cut, at least
 
-# Suffixes of names of recomputed values, and of arguments of their region.
+# Suffixes of names of recomputed values, and of arguments of their region. A value that enters
+# several regions has numbered arguments, as actions find values by name.
 AGAIN, ENTERING = "_again", "_in"
+_SUFFIX = re.compile(rf"(?:{AGAIN}|{ENTERING}\d*|{MOVED})$")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,8 +105,7 @@ def namesake(name: str, known: Container[str]) -> str:
     Args:
       known: names of values in the program. Without a match, `name` is returned.
     """
-    suffix = next((s for s in (AGAIN, ENTERING, MOVED) if name.endswith(s)), "")
-    first = name.removesuffix(suffix)
+    first = _SUFFIX.sub("", name)
     return next((n for n in (name, first, first + MOVED) if n in known), name)
 
 
@@ -200,6 +203,7 @@ class _Rewriter(RematRewriter):
     def __init__(self, module: Module, windows: Sequence[Window], uses: _Uses) -> None:
         super().__init__(module)
         self.windows, self.uses = {w.first: w for w in windows}, uses
+        self._entered = collections.Counter[int]()  # by value id, regions with an argument for it
 
     def ops(self, old: Region) -> list[Op]:
         ops: list[Op] = []
@@ -237,6 +241,13 @@ class _Rewriter(RematRewriter):
                 needed.update(v.id for v in inputs)
         return found[::-1]
 
+    def entering(self, value: Value) -> Value:
+        """Returns the argument of a further region for a value of the body."""
+        self._entered[value.id] += 1
+        count = self._entered[value.id]
+        number = str(count) if count > 1 else ""
+        return Value(-1, value.type, f"{value.name}{ENTERING}{number}")
+
     def checkpoint(self, first: int, last: int, again: Sequence[int], after: Sequence[Op]) -> Op:
         """Returns the `checkpoint` op for a window of the body.
 
@@ -256,7 +267,7 @@ class _Rewriter(RematRewriter):
             for _, v in op.inputs():
                 if v.id not in made and v.id not in self.module.constants:
                     entering.setdefault(v.id, v)
-        inside = {i: Value(-1, v.type, f"{v.name}{ENTERING}") for i, v in entering.items()}
+        inside = {i: self.entering(v) for i, v in entering.items()}
         args = tuple(inside.values())
         ops = []
         for op, suffix in inner:

@@ -6,6 +6,7 @@ is free.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from partir_search.ir.core import Op
@@ -52,7 +53,9 @@ def fft(op: Op) -> OpRule:
     lengths = op.params["fft_lengths"]
     batch = shape_of(op, 0)[: len(shape_of(op, 0)) - len(lengths)]
     points = max(math.prod(lengths), 1)
-    return _batched(op, batch, tuple(lengths), 5.0 * max(math.log2(points), 1), linear=((0,),))
+    flops = 5.0 * max(math.log2(points), 1)
+    rule = _batched(op, batch, tuple(lengths), flops, linear=((0,),))
+    return dataclasses.replace(rule, row_major_on_cpu=True)
 
 
 def _batched(
