@@ -117,6 +117,7 @@ def model_program(
         live_values=live,
         padding=tile_padding(module, rules, machine.traits, [live, *regions.stored]),
         read_until=(),
+        overwritten=buffers.aliases.overwritten,
     )
     memory = _with_reads(memory, facts)
     return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
@@ -159,6 +160,11 @@ def model_fold(
         live_values=live,
         padding=tile_padding(module, rules, traits, [live, *regions.stored]),
         read_until=(),
+        overwritten={
+            folded.class_of[dot]: folded.class_of[v]
+            for dot, v in buffers.aliases.overwritten.items()
+            if folded.class_of[dot] >= 0 and folded.class_of[v] >= 0
+        },
     )
     memory = _with_reads(memory, facts)
     return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))

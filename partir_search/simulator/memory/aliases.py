@@ -5,6 +5,8 @@
 - An update writes into the buffer of its first operand, if the operand dies in the update.
 - With `XlaTraits.in_place_elementwise` an elementwise kernel writes into the buffer of a dying
   operand.
+- With `XlaTraits.epilogues_write_in_place` a dot writes into the buffer of a dying operand of the
+  elementwise epilogue.
 """
 
 from __future__ import annotations
@@ -34,18 +36,21 @@ class Aliases:
       released: by id of a value whose buffer a later value reuses, the last position at which the
         buffer counts as the value's.
       updates: positions of kernels with the second operand written into the buffer of the first.
+      overwritten: by id of a dot's result, the operand of the epilogue in the same buffer.
     """
 
     region: Region
     unallocated: Set[int]
     released: Mapping[int, int]
     updates: Sequence[int]
+    overwritten: Mapping[int, int]
 
     def __str__(self) -> str:
         rows: list[tuple[object, ...]] = [
             (v, "in the buffer of an argument or a carry") for v in self.unallocated
         ]
         rows += [(v, f"buffer reused after {at}") for v, at in self.released.items()]
+        rows += [(dot, f"in the buffer of value {v}") for dot, v in self.overwritten.items()]
         rows += [
             (op.results[0].id, f"writes into {op.operands[0]}")
             for op in map(self.region.ops.__getitem__, self.updates)
@@ -72,6 +77,7 @@ def alias(
     returned = {x.id for x in region.results if isinstance(x, Value)}
     dies = {v: at for v, at in stored.last.items() if v not in returned}
     released: dict[int, int] = {}
+    overwritten: dict[int, int] = {}
     for at in stored.reads:
         if (op := region.ops[at]).regions:
             aliased = aliased_operands(op, rules[op.id].data_flow, at, made, dies)
@@ -84,8 +90,12 @@ def alias(
         for v in _overwritten(op, rules[op.id], stored, dies, stored.reads[at]):
             released[v] = max(at - 1, made[v])
     owned = made.keys() | {region.args[arg].id for _, arg in carries}
+    if traits.epilogues_write_in_place:
+        for dot, v in _written_by_epilogues(stored, rules, dies, dtypes).items():
+            released[v] = max(min(released.get(v, made[dot]), made[dot] - 1), made[v])
+            overwritten[dot] = v
     updates = [at for at in stored.reads if _updates(region.ops[at], rules, at, owned, dies)]
-    return Aliases(region, unallocated, released, updates)
+    return Aliases(region, unallocated, released, updates, overwritten)
 
 
 def _updates(
@@ -103,6 +113,52 @@ def _updates(
     whole, update = op.operands[0], op.operands[rules[op.id].update_operand]
     dying = isinstance(whole, Value) and whole.id in owned and dies.get(whole.id) == at
     return dying and isinstance(update, Value)
+
+
+def _written_by_epilogues(
+    stored: Materialized, rules: Sequence[OpRule], dies: Mapping[int, int], dtypes: Dtypes
+) -> Mapping[int, int]:
+    """Values into whose buffers dots write through their epilogues.
+
+    The only reader of a dot's result, if an elementwise kernel, is the dot's epilogue. A second
+    operand of the same size, last read by the epilogue and by no kernel between, gives its buffer
+    to the result.
+
+    Args:
+      dies: by id of a value that is not returned, the position of the last use.
+
+    Returns:
+      By id of the dot's result, the id of the value.
+    """
+    ops, made = stored.region.ops, stored.made
+    readers: dict[int, list[int]] = {}
+    for at, leaves in stored.reads.items():
+        for v in leaves:
+            readers.setdefault(v, []).append(at)
+    found: dict[int, int] = {}
+    for at, leaves in stored.reads.items():
+        op = ops[at]
+        if not rules[op.id].elementwise or len(op.results) != 1:
+            continue
+        size = op.results[0].type.nbytes
+        dying = [
+            v
+            for v in leaves
+            if v in made
+            and dies.get(v) == at
+            and stored.nbytes[v] == size
+            and dtypes.changed.get(v, 1.0) == 1.0
+        ]
+        dots = [v for v in dying if readers[v] == [at] and rules[ops[made[v]].id].contracts]
+        if len(dots) != 1:
+            continue
+        since = made[dots[0]]
+        for v in dying:
+            before = all(reader <= since or reader == at for reader in readers[v])
+            if v != dots[0] and made[v] < since and before:
+                found[dots[0]] = v
+                break
+    return found
 
 
 def _overwritten(

@@ -8,7 +8,9 @@ Traits of `XlaTraits` that change the stored form of a value:
 - `fuses_one_hot_updates`, `multiplies_outer_products`: one-hot updates of zeros, and dots that sum
   nothing, are recomputed, never stored.
 - `materializes_dot_operands`, `materializes_softmax`: elementwise operands of dots are stored.
-- `materializes_dilations`: operands and results of pads between elements are stored.
+- `materializes_dilations`, `stores_concatenated_pieces`, `stores_repeated_images`,
+  `stores_values_sliced_twice`: operands of moves are stored (`memory/stored_operands.py`).
+- `stores_whole_spectra`: Fourier transforms of real numbers are stored as of complex ones.
 - `stores_split_broadcasts`: statistics of groups are stored once per element of the group.
 """
 
@@ -28,7 +30,9 @@ from partir_search.simulator.arrays import Bools, Floats
 from partir_search.simulator.memory.float_types import changes_width, is_float
 from partir_search.simulator.memory.operand_dims import operand_dims
 from partir_search.simulator.memory.softmax import DotOutputs, sums_few
+from partir_search.simulator.memory.spectra import whole_spectra
 from partir_search.simulator.memory.split_broadcasts import split_broadcasts
+from partir_search.simulator.memory.stored_operands import stored_operands
 from partir_search.simulator.op_kinds import is_batched
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
@@ -89,6 +93,9 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
     if traits.stores_split_broadcasts:
         for v, times in split_broadcasts(module, rules, def_use(module)).items():
             width[v] *= times
+    if traits.stores_whole_spectra:
+        for v, factor in whole_spectra(module, rules).items():
+            width[v] *= factor
     if traits.fuses_one_hot_updates:
         updates = [op for op in module.ops if rules[op.id].one_hot]
         zeros = zero_values(module, rules) if updates else frozenset[int]()
@@ -100,8 +107,7 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
         materialized |= _softmax_weights(module, rules)
     if traits.materializes_dot_operands:
         materialized |= _dot_operands(module, rules)
-    if traits.materializes_dilations:
-        materialized |= _dilations(module, rules)
+    materialized |= stored_operands(module, rules, traits)
     changed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
     names = [v.name for v in module.values]
     return Dtypes(
@@ -201,16 +207,6 @@ def _fused_outer_products(module: Module, rules: Sequence[OpRule]) -> frozenset[
         for op in found
         if not any(rules[u.id].contracts for r in op.results for u in users[r.id])
     )
-
-
-def _dilations(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
-    """Ids of operands and results of elementwise ops that place elements apart."""
-    found: set[int] = set()
-    for op in module.ops:
-        if rules[op.id].elementwise and any(read.over > 1 for read in rules[op.id].reads):
-            found.update(v.id for _, v in op.inputs())
-            found.update(r.id for r in op.results)
-    return frozenset(found)
 
 
 def _padded_operands(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> frozenset[int]:

@@ -124,7 +124,7 @@ def materialize(
         however many there are. Dots read views that the memory pads from copies.
         """
         copied = any(r.id in dtypes.padded_operands for r in op.results)
-        if copied or not traits.recomputes_dot_operands:
+        if copied or not traits.reads_views_in_place:
             return bool(rules[op.id].reads)
         while not rules[op.id].reads and rules[op.id].moves and op.inputs():
             maker = uses.makers[op.inputs()[0][1].id]
@@ -132,6 +132,11 @@ def materialize(
                 break
             op = maker
         return bool(rules[op.id].reads)
+
+    def large(leaves: tuple[int, ...], result: Value) -> int:
+        """Number of leaves that count as inputs of a fused chain."""
+        least = traits.fused_input_fraction * result.type.nbytes
+        return sum(nbytes.get(s, 0) >= least for s in leaves)
 
     def recomputed(op: Op, leaves: tuple[int, ...]) -> bool:
         """True if the consumers of an elementwise op's results compute the results themselves."""
@@ -143,7 +148,7 @@ def materialize(
         (result,) = op.results
         return not (
             result.id in forced
-            or len(leaves) > traits.max_fused_inputs
+            or large(leaves, result) > traits.max_fused_inputs
             or (
                 len(users[result.id]) > 1
                 and sum(nbytes.get(s, 0) for s in leaves)

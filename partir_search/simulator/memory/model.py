@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class MemoryModel:
       live_values: ids of values with live ranges in the body.
       padding: of values that fill no tiles.
       read_until: [values] see `memory/recomputed_reads.py`.
+      overwritten: by id of a dot's result, the earlier value in its buffer (`memory/aliases.py`).
     """
 
     nbytes: Floats
@@ -42,6 +43,7 @@ class MemoryModel:
     live_values: Ints
     padding: TilePadding
     read_until: Sequence[int]
+    overwritten: Mapping[int, int]
 
     def __str__(self) -> str:
         rows = [

@@ -2,10 +2,11 @@
 
 XLA:TPU stores arrays in tiles of 8 x 128 elements of the two minor dims, and mostly chooses an
 order of dims without padding (a batch innermost), or the order of the least padding
-(`memory/least_padding.py`). Three kinds of values have fixed minor dims:
+(`memory/least_padding.py`). Four kinds of values have fixed minor dims:
 
 - of a batched dot, the dims of the two matrices, the larger one innermost;
 - operands of batched dots alone (`memory/operand_dims.py`);
+- of images, batch and features, in either order (`memory/image_dims.py`);
 - of a scatter into rows, the last dims; the first reader copies the result into an order
   without padding, as dots without batch dims copy results of batched dots without further readers.
 
@@ -25,7 +26,8 @@ from partir_search.ir.kind import Kind
 from partir_search.ir.partition import Partition
 from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule
-from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.arrays import Bools, Floats, Ints
+from partir_search.simulator.memory.image_dims import image_dims
 from partir_search.simulator.memory.least_padding import LeastPadding, least_padding
 from partir_search.simulator.memory.operand_dims import operand_dims, read_by_plain_dots
 from partir_search.simulator.printing import table
@@ -51,6 +53,7 @@ class TilePadding:
     sizes: Floats  # [2, ids]
     tiles: Floats  # [2, ids]
     lanes: int
+    either: Bools  # [ids]
     least: LeastPadding
 
     def __str__(self) -> str:
@@ -67,7 +70,12 @@ class TilePadding:
             split = np.ones(self.dims.shape)
             for rows, size in zip(partition.axes, partition.mesh.sizes, strict=True):
                 split[self.dims == rows.tile_row[self.ids]] *= size
-            nbytes[self.ids] *= _padding(self.sizes / split, self.tiles, self.lanes).prod(axis=0)
+            local = self.sizes / split
+            factors = _padding(local, self.tiles, self.lanes).prod(axis=0)
+            if self.either.any():
+                turned = _padding(local[::-1], self.tiles, self.lanes).prod(axis=0)
+                factors = np.where(self.either, np.minimum(factors, turned), factors)
+            nbytes[self.ids] *= factors
         if len(self.least.ids):
             ids, factors = self.least.factors(partition)
             nbytes[ids] *= factors
@@ -80,10 +88,22 @@ class TilePadding:
         """[...] padded bytes over bytes of a value tiled by [..., axes] codes."""
         if v in self.least:
             return self.least.of_codes(v, codes, mesh_sizes)
-        found = np.ones(codes.shape[:-1])
-        for minor in self.minor[v]:
-            split = np.prod(np.where(codes == minor.dim, mesh_sizes, 1.0), axis=-1)
-            found *= _padding(minor.size / split, np.float64(minor.unit), self.lanes)
+        minors, shape = self.minor[v], codes.shape[:-1]
+        units = [np.float64(minor.unit) for minor in minors]
+        local = [
+            minor.size / np.prod(np.where(codes == minor.dim, mesh_sizes, 1.0), axis=-1)
+            for minor in minors
+        ]
+
+        def padding(sizes: Sequence[Floats]) -> Floats:
+            found = np.ones(shape)
+            for size, unit in zip(sizes, units, strict=True):
+                found *= _padding(size, unit, self.lanes)
+            return found
+
+        found = padding(local)
+        if self.either[np.flatnonzero(self.ids == v)[0]]:
+            return np.minimum(found, padding(local[::-1]))
         return found
 
 
@@ -105,12 +125,17 @@ def tile_padding(
       stored: ids of stored values; further values are padded by known minor dims alone.
     """
     minor: dict[int, tuple[MinorDim, ...]] = {}
+    either: Set[int] = frozenset()
     if traits.tile_lanes > 1:
         _find(module.body, rules, traits, minor, set())
         units, uses = (traits.tile_lanes, traits.tile_sublanes), def_use(module)
         for v in list(read_by_plain_dots(module, rules, uses, minor)):
             del minor[v]
-        for v, minors in operand_dims(module, rules, uses).items():
+        images = image_dims(module, rules)
+        either = images.keys() - minor.keys()
+        wanted = operand_dims(module, rules, uses)
+        either -= wanted.keys()
+        for v, minors in {**images, **wanted}.items():
             if v not in minor:
                 rank = len(module.values[v].type.shape)  # no dim, which no tiling splits
                 minor[v] = tuple(
@@ -135,6 +160,7 @@ def tile_padding(
         sizes=sizes.astype(np.float64),
         tiles=tiles.astype(np.float64),
         lanes=traits.tile_lanes,
+        either=np.array([v in either for v, _ in held], dtype=np.bool_),
         least=least,
     )
 

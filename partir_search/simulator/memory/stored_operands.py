@@ -1,0 +1,130 @@
+"""Elementwise values stored by XLA:TPU because of the reading ops.
+
+- Pieces of concatenations read by dots (`XlaTraits.stores_concatenated_pieces`): the dot's kernel
+  pads and merges the pieces, and computes none of them: halves of rotary embeddings, waves of
+  positions, features of edges.
+- Repeated elements and converted arguments read by convolutions as images
+  (`XlaTraits.stores_repeated_images`): neither a broadcast behind a reshape nor a copy of an
+  argument into the layout of images is made inside of a convolution.
+- Values sliced by several readers (`XlaTraits.stores_values_sliced_twice`).
+- Operands and results of moves with gaps between elements
+  (`XlaTraits.materializes_dilations`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from partir_search.ir.analysis.def_use import DefUse, def_use
+from partir_search.ir.core import Module, Op, Value
+from partir_search.ir.role import Role
+from partir_search.ir.rule import OpRule
+from partir_search.simulator.memory.float_types import changes_width
+from partir_search.simulator.target.traits import XlaTraits
+
+
+def stored_operands(module: Module, rules: Sequence[OpRule], traits: XlaTraits) -> frozenset[int]:
+    """Ids of the values stored for their readers.
+
+    Args:
+      rules: per op id.
+    """
+    found = _Operands(module, rules, traits.stored_repeat_fraction)
+    ids = set[int]()
+    for op in module.ops:
+        if traits.materializes_dilations:
+            ids.update(found.apart(op))
+        if traits.stores_concatenated_pieces:
+            ids.update(found.pieces(op))
+        if traits.stores_repeated_images:
+            ids.update(found.images(op))
+        if traits.stores_values_sliced_twice:
+            ids.update(found.sliced_twice(op))
+    return frozenset(ids)
+
+
+class _Operands:
+    """Queries about the makers and readers of a module's values."""
+
+    def __init__(self, module: Module, rules: Sequence[OpRule], fraction: float) -> None:
+        self.rules, self.fraction = rules, fraction
+        self.uses: DefUse = def_use(module)
+        self.arguments = {v.id for v in module.body.args}
+
+    def apart(self, op: Op) -> Iterator[int]:
+        """Operands and results of pads between elements, results of slices with strides."""
+        rule = self.rules[op.id]
+        if rule.elementwise and any(read.over > 1 for read in rule.reads):
+            yield from (v.id for _, v in op.inputs())
+            yield from (r.id for r in op.results)
+        elif rule.role is Role.SLICE and any(abs(read.step) > 1 for read in rule.reads):
+            yield from (r.id for r in op.results)
+
+    def pieces(self, op: Op) -> Iterator[int]:
+        """Computed operands of a concatenation read by a dot."""
+        concatenates = self.rules[op.id].role is Role.CONCATENATION
+        if concatenates and self._read_by_dot(op.results[0]):
+            yield from (v.id for _, v in op.inputs() if self._computed(v))
+
+    def images(self, op: Op) -> Iterator[int]:
+        """The image of a convolution, if repeated or a converted argument."""
+        image = op.operands[0] if op.operands else None
+        if self.rules[op.id].role is not Role.CONVOLUTION or not isinstance(image, Value):
+            return
+        if self._repeats(image) or self._converts_argument(image):
+            yield image.id
+
+    def sliced_twice(self, op: Op) -> Iterator[int]:
+        """The result of an elementwise op, if several readers take slices."""
+        rule = self.rules[op.id]
+        if rule.elementwise and not rule.moves and not op.regions and len(op.results) == 1:
+            readers = self.uses.users[op.results[0].id]
+            if sum(self.rules[u.id].role is Role.SLICE for u in readers) > 1:
+                yield op.results[0].id
+
+    def _read_by_dot(self, value: Value) -> bool:
+        """True for a value read by a dot, directly or moved."""
+        for user in self.uses.users[value.id]:
+            rule = self.rules[user.id]
+            moved = rule.elementwise and rule.moves and len(user.results) == 1
+            if rule.contracts or (moved and self._read_by_dot(user.results[0])):
+                return True
+        return False
+
+    def _computed(self, value: Value) -> bool:
+        """True for a result of arithmetic or of a repeating broadcast, directly or moved."""
+        maker = self._elementwise_maker(value)
+        if maker is None:
+            return False
+        rule, inputs = self.rules[maker.id], [v for _, v in maker.inputs()]
+        if rule.role is Role.BROADCAST:
+            return any(self._is_large(v, value) for v in inputs)
+        return any(map(self._computed, inputs)) if rule.moves else bool(inputs)
+
+    def _repeats(self, value: Value) -> bool:
+        """True for a repeating broadcast of an array, directly or moved."""
+        maker = self._elementwise_maker(value)
+        inputs = [v for _, v in maker.inputs()] if maker is not None else []
+        if maker is None or len(inputs) != 1:
+            return False
+        rule = self.rules[maker.id]
+        if rule.role is Role.BROADCAST:
+            smaller = inputs[0].type.nbytes < value.type.nbytes
+            return smaller and self._is_large(inputs[0], value)
+        return rule.moves and self._repeats(inputs[0])
+
+    def _converts_argument(self, value: Value) -> bool:
+        maker = self._elementwise_maker(value)
+        if maker is None or not changes_width(maker, self.rules[maker.id]):
+            return False
+        return all(v.id in self.arguments for _, v in maker.inputs())
+
+    def _elementwise_maker(self, value: Value) -> Op | None:
+        maker = self.uses.makers[value.id]
+        if maker is None or maker.regions or not self.rules[maker.id].elementwise:
+            return None
+        return maker
+
+    def _is_large(self, source: Value, repeated: Value) -> bool:
+        """True if a broadcast makes too few copies for readers to repeat the value themselves."""
+        return source.type.nbytes > self.fraction * repeated.type.nbytes
