@@ -37,6 +37,9 @@ TINY: dict[str, dict[str, Any]] = {
     "point_cloud": {"batch": 2, "points": 16, "neighbours": 4, "widths": (8, 16), "d": 16},
     "splatting": {"count": 64, "tiles": 4, "side": 2, "seen": 4, "across": 2},
     "transducer": {"batch": 2, "frames": 16, "labels": 4, "bands": 8, "d": 16, "vocab": 32},
+    "video_encoder": {"batch": 2, "frames": 4, "side": 8, "widths": (4, 8), "classes": 5},
+    "audio_separator": {"batch": 2, "length": 32, "widths": (4, 8), "sources": 2, "width": 5},
+    "fourier_operator": {"batch": 2, "side": 8, "d": 4, "modes": 2, "layers": 2, "past": 3},
 }
 
 

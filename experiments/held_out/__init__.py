@@ -10,4 +10,5 @@ PROGRAMS = (
     *("two_tower", "wavenet", "codebook", "retrieval_lm", "selective_scan", "shifted_windows"),
     *("capsules", "set_detector", "neural_sde", "radiance_field", "diffusion_transformer"),
     *("long_convolution", "point_cloud", "transducer", "splatting", "image_vae"),
+    *("video_encoder", "audio_separator", "fourier_operator"),
 )
