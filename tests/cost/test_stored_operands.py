@@ -1,4 +1,4 @@
-"""Pieces of concatenations, images, slices, views and spectra, and epilogues in place."""
+"""Pieces of concatenations, images, slices and views, and epilogues in place."""
 
 from __future__ import annotations
 
@@ -37,15 +37,6 @@ def more(fn: Any, *args: Any, trait: str, **others: Any) -> float:
 def convolve(x: Any, w: Any) -> Any:
     dims = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims)
-
-
-def test_spectra_of_real_numbers_are_as_long_as_the_numbers() -> None:
-    """c64[64, 65] of f32[64, 128] takes the bytes of c64[64, 128], on each device a quarter."""
-    for tiled, parts in ((None, 1), ((0, 0), 4)):
-        size = peak(jnp.fft.rfft, X, tiled=tiled, stores_whole_spectra=True)
-        assert size == 2 * SIZE / parts
-    assert peak(jnp.fft.rfft, X) == 64 * 65 * 8
-    assert more(jnp.fft.fft, X, trait="stores_whole_spectra") == 0
 
 
 def test_computed_pieces_that_a_dot_reads() -> None:

@@ -10,7 +10,6 @@ Traits of `XlaTraits` that change the stored form of a value:
 - `materializes_dot_operands`, `materializes_softmax`: elementwise operands of dots are stored.
 - `materializes_dilations`, `stores_concatenated_pieces`, `stores_repeated_images`,
   `stores_values_sliced_twice`: operands of moves are stored (`memory/stored_operands.py`).
-- `stores_whole_spectra`: Fourier transforms of real numbers are stored as of complex ones.
 - `stores_split_broadcasts`: statistics of groups are stored once per element of the group.
 """
 
@@ -30,7 +29,6 @@ from partir_search.simulator.arrays import Bools, Floats
 from partir_search.simulator.memory.float_types import changes_width, is_float
 from partir_search.simulator.memory.operand_dims import operand_dims
 from partir_search.simulator.memory.softmax import DotOutputs, sums_few
-from partir_search.simulator.memory.spectra import whole_spectra
 from partir_search.simulator.memory.split_broadcasts import split_broadcasts
 from partir_search.simulator.memory.stored_operands import stored_operands
 from partir_search.simulator.op_kinds import is_batched
@@ -93,9 +91,6 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
     if traits.stores_split_broadcasts:
         for v, times in split_broadcasts(module, rules, def_use(module)).items():
             width[v] *= times
-    if traits.stores_whole_spectra:
-        for v, factor in whole_spectra(module, rules).items():
-            width[v] *= factor
     if traits.fuses_one_hot_updates:
         updates = [op for op in module.ops if rules[op.id].one_hot]
         zeros = zero_values(module, rules) if updates else frozenset[int]()

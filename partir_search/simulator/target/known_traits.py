@@ -26,7 +26,6 @@ _TPU = XlaTraits(
     stores_split_broadcasts=True,
     stores_concatenated_pieces=True,
     stores_repeated_images=True,
-    stores_whole_spectra=True,
     epilogues_write_in_place=True,
     reads_views_in_place=True,
     joins_tuple_reductions=False,

@@ -138,13 +138,6 @@ class XlaTraits(LoweringTraits):
         "On v5e a point's features repeated for its 16 neighbours are stored, features of a cloud"
         " repeated for 1,024 points are not. Nothing between was seen.",
     )
-    stores_whole_spectra: bool = trait(
-        False,
-        "flag",
-        "Stores Fourier transforms of n real numbers as n complex numbers, not n // 2 + 1.",
-        "Two layers of Hyena on v5e keep f32[2,512,64,128] twice for c64[2,512,4097]: 8 to 11 % too"
-        " low without the trait, -7 to +1 with.",
-    )
     epilogues_write_in_place: bool = trait(
         False,
         "flag",
