@@ -50,6 +50,7 @@ class _Operands:
         self.rules, self.fraction = rules, fraction
         self.uses: DefUse = def_use(module)
         self.arguments = {v.id for v in module.body.args}
+        self.computed, self.read_by_dots = self._computed(module), self._read_by_dots(module)
 
     def apart(self, op: Op) -> Iterator[int]:
         """Operands and results of pads between elements, results of slices with strides."""
@@ -63,8 +64,8 @@ class _Operands:
     def pieces(self, op: Op) -> Iterator[int]:
         """Computed operands of a concatenation read by a dot."""
         concatenates = self.rules[op.id].role is Role.CONCATENATION
-        if concatenates and self._read_by_dot(op.results[0]):
-            yield from (v.id for _, v in op.inputs() if self._computed(v))
+        if concatenates and op.results[0].id in self.read_by_dots:
+            yield from (v.id for _, v in op.inputs() if v.id in self.computed)
 
     def images(self, op: Op) -> Iterator[int]:
         """The image of a convolution, if repeated or a converted argument."""
@@ -82,24 +83,30 @@ class _Operands:
             if sum(self.rules[u.id].role is Role.SLICE for u in readers) > 1:
                 yield op.results[0].id
 
-    def _read_by_dot(self, value: Value) -> bool:
-        """True for a value read by a dot, directly or moved."""
-        for user in self.uses.users[value.id]:
-            rule = self.rules[user.id]
-            moved = rule.elementwise and rule.moves and len(user.results) == 1
-            if rule.contracts or (moved and self._read_by_dot(user.results[0])):
-                return True
-        return False
+    def _read_by_dots(self, module: Module) -> set[int]:
+        """Ids of values read by dots, directly or moved."""
+        found = set[int]()
+        for op in reversed(module.ops):
+            rule = self.rules[op.id]
+            moved = rule.elementwise and rule.moves and len(op.results) == 1
+            if rule.contracts or (moved and op.results[0].id in found):
+                found.update(v.id for _, v in op.inputs())
+        return found
 
-    def _computed(self, value: Value) -> bool:
-        """True for a result of arithmetic or of a repeating broadcast, directly or moved."""
-        maker = self._elementwise_maker(value)
-        if maker is None:
-            return False
-        rule, inputs = self.rules[maker.id], [v for _, v in maker.inputs()]
-        if rule.role is Role.BROADCAST:
-            return any(self._is_large(v, value) for v in inputs)
-        return any(map(self._computed, inputs)) if rule.moves else bool(inputs)
+    def _computed(self, module: Module) -> set[int]:
+        """Ids of results of arithmetic or of repeating broadcasts, directly or moved."""
+        found = set[int]()
+        for op in module.ops:
+            rule, inputs = self.rules[op.id], [v for _, v in op.inputs()]
+            if op.regions or not rule.elementwise:
+                continue
+            if rule.role is Role.BROADCAST:
+                computed = any(self._is_large(v, op.results[0]) for v in inputs)
+            else:
+                computed = any(v.id in found for v in inputs) if rule.moves else bool(inputs)
+            if computed:
+                found.update(r.id for r in op.results)
+        return found
 
     def _repeats(self, value: Value) -> bool:
         """True for a repeating broadcast of an array, directly or moved."""
