@@ -254,7 +254,6 @@ FOLDED = {
     "unet-tiny": {"blocks": 3},
     "microbatch-tiny": {"base": dataclasses.replace(MODELS["gpt-tiny"].config, layers=6)},
 }
-TILES_UNLIKE = "graph-net-tiny", "unet-tiny"  # tensor parallelism tiles members of a kind unlike
 
 
 @pytest.mark.parametrize(
@@ -272,9 +271,8 @@ def test_folded_costs_are_the_whole_programs(name: str, latency: bool) -> None:
     a loop over microbatches; seconds also on links without latency.
 
     Tensor parallelism tiles every second matrix of the graph network's MLPs of five: peaks differ
-    by 3 %; so do those of the U-Net, where pieces of concatenations are stored. On the U-Net's fold
-    more scalars are reduced for the gradients' norm, each of which costs the links' latency: 11 %
-    of the seconds of tensor parallelism alone.
+    by 3 %. On the U-Net's fold more scalars are reduced for the gradients' norm, each of which
+    costs the links' latency: 11 % of the seconds of tensor parallelism alone.
     """
     mesh = AbstractMesh((2, 4), ("data", "model"))
     entry = MODELS[name].resized(**FOLDED[name])
@@ -286,7 +284,7 @@ def test_folded_costs_are_the_whole_programs(name: str, latency: bool) -> None:
     (report,) = step.plan(*args).searches
     for strategy, cost in report.known:
         found = whole[strategy].cost
-        tolerance = 0.032 if "MP(" in strategy and name in TILES_UNLIKE else 0.02
+        tolerance = 0.03 if "MP(" in strategy and name == "graph-net-tiny" else 0.02
         alone = name == "unet-tiny" and strategy in ("MP(model)", "MP(data+model)")
         slower = (0.12 if alone else 0.1) if latency else 0.04
         if latency:

@@ -214,7 +214,7 @@ class PlanFacts(Layouts, Rewritten):
         return self._planned.model.simulate(self.program, record=True)
 
     def segments(self, mesh: Any = None) -> Segments:
-        """Segments of the device-local program, unique by content, to run and measure alone.
+        """Distinct segments of the device-local program, each a function that runs on its own.
 
         Args:
           mesh: `jax.sharding.Mesh` of the devices that segments are to run on, where these are not

@@ -89,7 +89,8 @@ class _Operands:
         for op in reversed(module.ops):
             rule = self.rules[op.id]
             moved = rule.elementwise and rule.moves and len(op.results) == 1
-            if rule.contracts or (moved and op.results[0].id in found):
+            dot = rule.contracts and rule.role is not Role.CONVOLUTION
+            if dot or (moved and op.results[0].id in found):
                 found.update(v.id for _, v in op.inputs())
         return found
 
