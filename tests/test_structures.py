@@ -195,3 +195,21 @@ def test_barrier_keeps_tilings() -> None:
         jax.P("batch"),
         jax.P(None, "model"),
     ]
+
+
+def test_one_branch_by_platform_is_priced(mesh: jax.sharding.Mesh) -> None:
+    """The branch of the devices' platform counts; of an abstract mesh's, the machine's."""
+
+    def step(x: Any) -> Any:
+        return lax.platform_dependent(x, tpu=lambda x: x - x.sum(1, keepdims=True), cpu=jnp.sin)
+
+    x = jnp.ones((8, 8))
+    split = [ps.ManualPartition({"x": 1}, axis="batch")]
+    here, abstract = (
+        ps.auto_partition(where, machine="tpu_v5e", schedule=split)(step)
+        for where in (mesh, mesh.abstract_mesh)
+    )
+    assert not here.plan(x).collectives
+    assert ps.stablehlo_counts(here.lower(x).as_text()) == here.plan(x).collective_counts
+    assert [c.kind for c in abstract.plan(x).collectives] == ["all_reduce"]
+    assert abstract.plan(x).cost.seconds > here.plan(x).cost.seconds

@@ -22,6 +22,7 @@ from partir_search.ir.reading.batched_loops import is_batched, write_out
 from partir_search.ir.reading.counted_loops import Counted, counted_while
 from partir_search.ir.reading.foreign_primitives import Bodies
 from partir_search.ir.reading.manual import RegionAxes, read_manual, same_names
+from partir_search.ir.reading.platforms import runs_of_branches
 from partir_search.ir.reading.refs.discharge import READ
 from partir_search.ir.reading.refs.regions import (
     carried,
@@ -75,6 +76,7 @@ def read_module(
     trip_counts: Mapping[str, int] = MappingProxyType({}),
     ruled: Iterable[str] | None = None,
     region_axes: RegionAxes | None = None,
+    platform: str = "",
 ) -> Module:
     """Module of a traced function's jaxpr (`jax.jit(f).trace(...).jaxpr`).
 
@@ -88,8 +90,10 @@ def read_module(
         every primitive is kept.
       region_axes: maps axes of the mesh of a `shard_map` region to axes of the program's mesh; None
         if the names are equal.
+      platform: jax's name of the target platform, for branches by platform; "" if unknown.
     """
     reader = _Reader()
+    reader.platform = platform
     reader.region_axes = region_axes or same_names
     if ruled is not None:
         reader.bodies = Bodies({*ruled, *INLINED, *REGIONS, *OWN, *READ})
@@ -154,6 +158,7 @@ class _Reader:
         self.taken: dict[str, int] = {}
         self.bodies: Bodies | None = None  # of primitives without a rule
         self.backward = False  # inside a region of the backward pass
+        self.platform = ""
         self.region_axes: RegionAxes = same_names
         self.manual_mesh: Any = None  # of the outermost `shard_map` around
         self.constant_values: dict[int, tuple[Value, Any]] = {}
@@ -292,6 +297,8 @@ class _Reader:
         backward = self.backward or is_backward(scope)
         regions: tuple[Region, ...] = ()
         params, invars, outvars = _params(eqn), eqn.invars, eqn.outvars
+        if platforms := params.get("branches_platforms"):
+            params = {**params, "runs": runs_of_branches(platforms, self.platform)}
         outer, self.backward = self.backward, backward
         if eqn.effects and written(eqn):
             new = carried(self, eqn, params, stem)

@@ -133,6 +133,8 @@ class OpRule:
       row_major_on_cpu: results need a row-major layout on CPUs, whatever their consumers ask for.
       data_flow: edges between operands and results of the op and its regions.
       emit: runs the op, given emitters of its regions; None without regions.
+      contracts: the op runs on matrix units; derived from `kind`.
+      moves: the op moves elements without arithmetic; derived from `kind`.
       role: meaning of the op for pattern recognisers; None for most.
       implied_params: parameters implied by types and factors, left out of the printed IR.
     """
@@ -170,22 +172,16 @@ class OpRule:
     implied_params: frozenset[str] = frozenset()
     data_flow: DataFlowEdges = NO_EDGES
     emit: Emit | None = None
+    contracts: bool = dataclasses.field(init=False, repr=False, compare=False)
+    moves: bool = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "contracts", self.kind is Kind.CONTRACTION)
+        object.__setattr__(self, "moves", self.kind in MOVING)
         for factor in range(len(self.sizes)):
             in_results = [self.dim_of(dims, factor) >= 0 for dims in self.results]
             if factor not in self.blocked and not all(in_results) and not self.reducers[factor]:
                 raise ValueError(f"factor {factor} is in no result and has no reducer: {self}")
-
-    @property
-    def contracts(self) -> bool:
-        """True if the op runs on matrix units."""
-        return self.kind is Kind.CONTRACTION
-
-    @property
-    def moves(self) -> bool:
-        """True if the op moves elements without arithmetic."""
-        return self.kind in MOVING
 
     @property
     def opaque(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,8 +59,9 @@ def run_step(
         case AllGather():
             return lax.all_gather(x, names, axis=step.dim, tiled=True)
         case ReduceScatter() if jnp.iscomplexobj(x):  # XLA:TPU has none of complex numbers
-            parts = (run_step(mesh, step, part, tiles_first) for part in (x.real, x.imag))
-            return lax.complex(*parts)
+            parts = jnp.stack((x.real, x.imag))
+            parts = run_step(mesh, dataclasses.replace(step, dim=step.dim + 1), parts, tiles_first)
+            return lax.complex(parts[0], parts[1])
         case ReduceScatter() if tiles_first and step.dim:
             shape, dim, tiles = x.shape, step.dim, math.prod(sizes)
             x = x.reshape(*shape[:dim], tiles, shape[dim] // tiles, *shape[dim + 1 :])

@@ -31,7 +31,10 @@ class Collective:
 
 
 def collectives_of(program: LocalProgram) -> tuple[Collective, ...]:
-    """Planned collectives in program order, then the collectives of the user's `shard_map`s."""
+    """Planned collectives in program order, then the collectives of the user's `shard_map`s.
+
+    Branches of further platforms than the target's never run, and are left out.
+    """
     names = program.partition.mesh.names
     planned = [
         Collective(
@@ -58,4 +61,4 @@ def collectives_of(program: LocalProgram) -> tuple[Collective, ...]:
         )
         for c, op, times in program.own_collectives()
     ]
-    return (*planned, *written)
+    return tuple(c for c in (*planned, *written) if c.times)

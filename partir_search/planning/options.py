@@ -27,6 +27,7 @@ from partir_search.planning.planner import Progress
 from partir_search.planning.tactics import AutomaticPartition, Tactic, diagonals
 from partir_search.profile.profile import Profile, load_profile
 from partir_search.simulator.cost import Cost
+from partir_search.simulator.target.device_kinds import platform_of
 from partir_search.simulator.target.machine import Machine, find_machine, machine_of_kind
 
 Schedule = Union[Sequence[Tactic], Plan, PlanSpec, None]
@@ -133,6 +134,15 @@ class Options:
                 steps = AGAIN if self.remat else AGAIN[:1]
                 return tuple(tactic.loop(mesh, again) for again in steps)
         return tuple(Rewrites(microbatches=n) for n in self.microbatches)
+
+    @property
+    def platform(self) -> str:
+        """Platform of the mesh's devices or of the machine, by jax's name; "" if unknown."""
+        if not isinstance(self.mesh, Mesh):
+            return platform_of(self.machine.name)
+        device = self.mesh.devices.flat[0]
+        named = "cuda" if device.platform == "gpu" else str(device.platform)
+        return platform_of(device.device_kind) or named
 
     @property
     def shape(self) -> MeshShape:

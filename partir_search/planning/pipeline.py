@@ -290,7 +290,14 @@ class PlanPipeline:
         if isinstance(self._fun, jax.stages.Wrapped):  # before `read_call` drops jax's trace
             self._own = own_shardings(self._plain, call, args, kwargs)
         return read_call(
-            self._plain, call, args, kwargs, self._name, None, trip_counts, self._region_axes
+            self._plain,
+            call,
+            args,
+            kwargs,
+            self._name,
+            trip_counts=trip_counts,
+            region_axes=self._region_axes,
+            platform=self._options.platform,
         )
 
     def _region_axes(self, region: Any, names: Sequence[str]) -> AxisNames:

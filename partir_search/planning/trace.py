@@ -198,6 +198,7 @@ def read_call(
     donated: tuple[bool, ...] | None = None,
     trip_counts: Mapping[str, int] = MappingProxyType({}),
     region_axes: RegionAxes | None = None,
+    platform: str = "",
 ) -> Traced:
     """Traces `jitted(*args, **kwargs)` with abstract arguments.
 
@@ -208,7 +209,7 @@ def read_call(
       name: name of the function, for messages.
       donated: per flat argument, True if donated; None to ask `jitted`.
       trip_counts: iterations of data-dependent loops, by glob.
-      region_axes: as in `read_module`.
+      region_axes, platform: as in `read_module`.
 
     Raises:
       ClosesOverTraced: the function closes over a traced value.
@@ -216,9 +217,8 @@ def read_call(
     begin = time.perf_counter()
     traced = _trace(jitted, call, args, kwargs)
     if len(traced.jaxpr.jaxpr.invars) > traced.in_tree.num_leaves:
-        raise ClosesOverTraced(
-            f"{name} closes over a traced value, which cannot be planned; pass it as an argument"
-        )
+        why = "closes over a traced value, which cannot be planned; pass it as an argument"
+        raise ClosesOverTraced(f"{name} {why}")
     in_tree, out_info = traced.in_tree, traced.out_info  # made anew at each access
     if donated is None:
         donated = _donated(traced)
@@ -237,6 +237,7 @@ def read_call(
         trip_counts=trip_counts,
         ruled=(*RULES, *UNRULED),
         region_axes=region_axes,
+        platform=platform,
     )
     record = PassRecord(
         "trace",

@@ -123,18 +123,19 @@ def _emit_while(op: Op, bodies: Sequence[RegionFunction], args: Sequence[Any]) -
 @register("cond")
 def conditional(op: Op) -> OpRule:
     """A replicated index, and operands passed to every branch."""
-    edges = _cond_edges(len(op.regions), len(op.operands), len(op.results))
+    runs = op.params.get("runs", (1,) * len(op.regions))
+    edges = _cond_edges(runs, len(op.operands), len(op.results))
     return region_op(op, edges, _emit_cond)
 
 
 @functools.lru_cache(KNOWN_EDGES)
-def _cond_edges(regions: int, operands: int, results: int) -> DataFlowEdges:
-    branches, inputs = range(regions), range(1, operands)
+def _cond_edges(runs: tuple[int, ...], operands: int, results: int) -> DataFlowEdges:
+    branches, inputs = range(len(runs)), range(1, operands)
     return DataFlowEdges(
         inputs=tuple(InputEdge(i, 0, i - 1) for i in inputs),
         outputs=tuple(OutputEdge(b, j, j) for b in branches for j in range(results)),
         shared=tuple(SharedEdge(b, i - 1, 0, i - 1) for b in branches[1:] for i in inputs),
-        trip_counts=(1,) * regions,
+        trip_counts=runs,
     )
 
 

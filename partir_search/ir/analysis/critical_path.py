@@ -26,7 +26,7 @@ def _visit(
     """Adds the ids of a region's values that a dot or one of `results` needs."""
     critical.update(results)
     for op in reversed(region.ops):
-        if _has_dots(op, rules) or any(r.id in critical for r in op.results):
+        if any(r.id in critical for r in op.results) or _has_dots(op, rules):
             critical.update(v.id for _, v in op.inputs())
         if not op.regions:
             continue
@@ -40,5 +40,7 @@ def _visit(
 
 def _has_dots(op: Op, rules: Sequence[OpRule]) -> bool:
     """True for a dot, a blockwise op, and an op with either in its regions."""
+    if rules[op.id].contracts or rules[op.id].blockwise:
+        return True
     inner = (o for r in op.regions for region in walk_regions(r) for o in region.ops)
-    return any(rules[o.id].contracts or rules[o.id].blockwise for o in (op, *inner))
+    return any(rules[o.id].contracts or rules[o.id].blockwise for o in inner)

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from partir_search.ir.core import Module, Op, Region, Value, walk_regions
-from partir_search.ir.flat import FlatLists
 from partir_search.ir.rule import NONE
 
 Ints = npt.NDArray[np.int64]
@@ -44,11 +43,15 @@ class DefUse:
     def __init__(self, module: Module) -> None:
         self._module = module
         self.maker_ids = array("i", [NONE]) * len(module.values)
+        makers: list[Op | None] = [None] * len(module.values)
+        users: list[list[Op]] = [[] for _ in module.values]
         for op in module.ops:
             for r in op.results:
-                self.maker_ids[r.id] = op.id
-        self.makers = _Makers(module.ops, self.maker_ids)
-        self.users = _Users(module)
+                self.maker_ids[r.id], makers[r.id] = op.id, op
+            for _, v in op.inputs():
+                users[v.id].append(op)
+        self.makers: Sequence[Op | None] = makers
+        self.users: Sequence[Sequence[Op]] = users
         self._around: dict[int, tuple[int, ...]] = {}
         self._arguments: dict[Region, dict[int, int]] = {}
         self._contents: dict[int, RegionContents] = {}
@@ -126,34 +129,3 @@ class DefUse:
 def def_use(module: Module) -> DefUse:
     """Def-use analysis of the module, cached."""
     return module.analysis(DefUse)
-
-
-class _Makers(Sequence["Op | None"]):
-    """By value id, the op that makes the value, or None."""
-
-    def __init__(self, ops: Sequence[Op], ids: array[int]) -> None:
-        self._ops, self._ids = ops, ids
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, value_id: int) -> Op | None:  # type: ignore[override]
-        op_id = self._ids[value_id]
-        return None if op_id == NONE else self._ops[op_id]
-
-
-class _Users(Sequence[Sequence[Op]]):
-    """By value id, the ops that read the value, in order, once per operand."""
-
-    def __init__(self, module: Module) -> None:
-        self._ops = module.ops
-        self._ids = FlatLists(
-            ((v.id, op.id) for op in module.ops for _, v in op.inputs()),
-            len(module.values),
-        )
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, value_id: int) -> list[Op]:  # type: ignore[override]
-        return [self._ops[i] for i in self._ids[value_id]]

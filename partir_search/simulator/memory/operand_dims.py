@@ -29,9 +29,11 @@ def operand_dims(module: Module, rules: Sequence[OpRule], uses: DefUse) -> Mappi
     """
     found: dict[int, Minors] = {}
     for op in reversed(module.ops):
-        for value in (x for _, x in op.inputs()):
-            if value.id not in found and uses.users[value.id][0] is op:
-                users = uses.users[value.id]
+        if not _has_preference(op, rules[op.id], found):
+            continue
+        for _, value in op.inputs():
+            users = uses.users[value.id]
+            if value.id not in found and users[0] is op:
                 wanted = _wanted(op, rules[op.id], value, found)
                 if wanted is not None and all(
                     _wanted(u, rules[u.id], value, found) == wanted for u in users[1:]
@@ -40,17 +42,26 @@ def operand_dims(module: Module, rules: Sequence[OpRule], uses: DefUse) -> Mappi
     return found
 
 
+def _has_preference(op: Op, rule: OpRule, found: Mapping[int, Minors]) -> bool:
+    """True for a dot, and for an elementwise op with a result laid out for dots."""
+    if op.regions:
+        return False
+    if rule.role is Role.DOT and len(op.operands) == 2:
+        return True
+    return rule.elementwise and len(op.results) == 1 and op.results[0].id in found
+
+
 def _wanted(op: Op, rule: OpRule, value: Value, found: Mapping[int, Minors]) -> Minors | None:
     """Minor dims of a value for one of its readers; None if the reader has no preference."""
-    places = [i for i, x in op.inputs() if x is value]
-    if rule.role is Role.DOT and len(op.operands) == 2 and not op.regions:
-        return _of_matrix(rule, places[0], value.type.shape)
-    if not rule.elementwise or op.regions or len(op.results) != 1:
+    if not _has_preference(op, rule, found):
         return None
-    minors = found.get(op.results[0].id)
-    if minors is None or op.results[0].type.itemsize > value.type.itemsize:
+    place = next(i for i, x in op.inputs() if x is value)
+    if rule.role is Role.DOT and len(op.operands) == 2:
+        return _of_matrix(rule, place, value.type.shape)
+    if op.results[0].type.itemsize > value.type.itemsize:
         return None
-    return _translated(rule, minors, rule.operands[places[0]], value.type.shape)
+    minors = found[op.results[0].id]
+    return _translated(rule, minors, rule.operands[place], value.type.shape)
 
 
 def _of_matrix(rule: OpRule, number: int, shape: Sequence[int]) -> Minors | None:

@@ -29,18 +29,19 @@ def recomputed_reads(
     found = array("i", [NONE]) * len(module.values)
     ops, wide = module.body.ops, (width > 1.0).tolist()
     recomputed = [elementwise[op.id] and not any(stored[r.id] for r in op.results) for op in ops]
-    for at, op in enumerate(ops):
+    for at, op in enumerate(ops) if any(wide) else ():
         if recomputed[at] and any(wide[v.id] for _, v in op.inputs()):
             for r in op.results:
                 wide[r.id] = True
     for at in range(len(ops) - 1, -1, -1):
         op, until = ops[at], at
-        if recomputed[at] and any(wide[r.id] for r in op.results):
-            until = NONE
-        elif recomputed[at]:
-            until = max((found[r.id] for r in op.results), default=at)
+        if recomputed[at]:
+            results = [r.id for r in op.results]
+            until = max([found[r] for r in results], default=at)
+            if any(wide[r] for r in results):
+                until = NONE
         for _, v in op.inputs():
-            if not stored[v.id] and until > found[v.id]:
+            if until > found[v.id] and not stored[v.id]:
                 found[v.id] = until
     for v in module.values:
         if wide[v.id]:

@@ -88,25 +88,25 @@ class _Operands:
         found = set[int]()
         for op in reversed(module.ops):
             rule = self.rules[op.id]
-            moved = rule.elementwise and rule.moves and len(op.results) == 1
+            moved = rule.moves and rule.elementwise and len(op.results) == 1
             dot = rule.contracts and rule.role is not Role.CONVOLUTION
             if dot or (moved and op.results[0].id in found):
-                found.update(v.id for _, v in op.inputs())
+                found.update([v.id for _, v in op.inputs()])
         return found
 
     def _computed(self, module: Module) -> set[int]:
         """Ids of results of arithmetic or of repeating broadcasts, directly or moved."""
         found = set[int]()
         for op in module.ops:
-            rule, inputs = self.rules[op.id], [v for _, v in op.inputs()]
+            rule, inputs = self.rules[op.id], op.inputs()
             if op.regions or not rule.elementwise:
                 continue
             if rule.role is Role.BROADCAST:
-                computed = any(self._is_large(v, op.results[0]) for v in inputs)
+                computed = any(self._is_large(v, op.results[0]) for _, v in inputs)
             else:
-                computed = any(v.id in found for v in inputs) if rule.moves else bool(inputs)
+                computed = any(v.id in found for _, v in inputs) if rule.moves else bool(inputs)
             if computed:
-                found.update(r.id for r in op.results)
+                found.update([r.id for r in op.results])
         return found
 
     def _repeats(self, value: Value) -> bool:

@@ -42,6 +42,15 @@ def machine_name(device_kind: str) -> str:
     return next(found, "")
 
 
+def platform_of(device_kind: str) -> str:
+    """Platform of a device kind or machine, by jax's name; "" if unknown."""
+    kind = device_kind.lower()
+    name = machine_name(kind)
+    if kind.startswith("tpu") or name == "cpu":
+        return kind[:3]
+    return "rocm" if re.match("amd|mi", kind) else name and "cuda"
+
+
 def memory_of(device_kind: str) -> int:
     """Gigabytes of memory named in a device kind, the least of several; 0 if none."""
     return min(map(int, _MEMORY.findall(device_kind.lower())), default=0)
