@@ -180,6 +180,10 @@ def test_segments_are_predicted_to_peak_in_their_windows() -> None:
     assert low.peak([last]) == 20.0 + 3 * 7.0 + 5.0
     assert peaks.saved(tuple(KINDS)) == 0.0
     assert peaks.saved([last]) == 7.0
+    corrected = peaks.corrected([last], 112.0)  # 2 more for each of seven segments
+    assert corrected.peak([last]) == 112.0
+    assert corrected.peak([(5, 6), last]) == peaks.peak([(5, 6), last]) + 12.0
+    assert corrected.peak(tuple(KINDS)) == peaks.peak(tuple(KINDS))
 
 
 @pytest.mark.parametrize("error", [lambda n: 0.0, lambda n: 0.06 * n, lambda n: -3.0 * (n % 7)])

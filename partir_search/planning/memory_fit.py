@@ -158,7 +158,7 @@ def _fewest(
 ) -> tuple[Planned, tuple[Range, ...]]:
     """Finds the fewest segments whose recomputation fits, by predicted peaks.
 
-    The error of the prediction for each plan made corrects the limit for the next choice.
+    The peak of each plan made corrects the predictions for the next choice.
 
     Args:
       plan_with: function from segments to a plan.
@@ -173,15 +173,15 @@ def _fewest(
     """
     segments = tuple(kinds)
     best, chosen, tried = full, segments, {segments}
-    error = full.cost.peak_bytes - peaks.peak(segments)
+    predicted_limit = limit - (full.cost.peak_bytes - peaks.peak(segments))
     for _ in range(PROBES):
-        some = peaks.fewest(limit - error, kinds)
+        some = peaks.fewest(predicted_limit, kinds)
         gain = peaks.saved(some) - peaks.saved(chosen)
         if some in tried or gain < MIN_GAIN * full.cost.seconds:
             break
         tried.add(some)
         planned = plan_with(some)
-        error = planned.cost.peak_bytes - peaks.peak(some)
+        peaks = peaks.corrected(some, planned.cost.peak_bytes + predicted_limit - limit)
         if planned.cost.peak_bytes <= limit and objective(planned.cost) <= objective(best.cost):
             best, chosen = planned, some
     return best, chosen

@@ -38,6 +38,8 @@ class SegmentPeaks:
         pass, between windows and after the last, with no segment recomputed.
       forward: [windows] most live bytes from a segment's first op to the next segment's, with no
         segment recomputed.
+      shared: bytes that each segment without recomputation adds to a peak, besides; negative where
+        adjacent segments store a value between both.
     """
 
     windows: Sequence[Window]
@@ -47,6 +49,13 @@ class SegmentPeaks:
     recomputed: Sequence[float]
     outside: Sequence[float]
     forward: Sequence[float]
+    shared: float = 0.0
+
+    def corrected(self, segments: Sequence[Range], peak: float) -> SegmentPeaks:
+        """Predictions with the peak of a plan with some segments recomputed."""
+        left = len(self.windows) - len(segments)
+        shared = self.shared + (peak - self.peak(segments)) / max(left, 1)
+        return dataclasses.replace(self, shared=shared)
 
     def peak(self, segments: Sequence[Range]) -> float:
         """Predicted peak bytes of a device with some segments recomputed."""
@@ -61,7 +70,7 @@ class SegmentPeaks:
             pending -= freed[i]
             within = self.recomputed[i] + left if again else self.stored[i] - pending
             peak = max(peak, within, self.outside[i + 1] - pending)
-        return peak
+        return peak + self.shared * (len(self.windows) - len(chosen))
 
     def saved(self, segments: Sequence[Range]) -> float:
         """Seconds saved by recomputation of the given segments alone."""
