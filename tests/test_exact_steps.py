@@ -220,7 +220,7 @@ def test_rings_never_cost_more(name: str, sizes: tuple[int, ...], loop: bool) ->
             machine="tpu_v5e",
             rings=some,
             microbatches=4 if loop else 1,
-            episodes=300,
+            episodes=100,
             progress=False,
         )(entry.step).plan(*entry.abstract_args(32))
         for some in (False, True)

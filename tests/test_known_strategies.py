@@ -64,7 +64,7 @@ def plan_of(layers: int, name: str, mesh: jax.sharding.Mesh) -> Any:
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("layers", [2, 3, 32])
+@pytest.mark.parametrize("layers", [2, 3, pytest.param(32, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_counts(name: str, layers: int, mesh: jax.sharding.Mesh) -> None:
     """The plan's collectives follow the formulas, and the StableHLO holds exactly these."""

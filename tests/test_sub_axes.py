@@ -100,9 +100,9 @@ def test_heads_beyond_the_kv_heads(kind: AxisType) -> None:
     assert layer["key"]["kernel"] == P(None, "model.0")
     specs = [str(a.sharding.spec) for a in jax.tree.leaves(step(state, tokens))]
     assert any("model.0" in s for s in specs)
-    want, got = (state, tokens), (state, tokens)
+    want, got, plain = (state, tokens), (state, tokens), jax.jit(fn)
     for _ in range(2):
-        want, got = (fn(*want)[0], tokens), (step(*got)[0], tokens)
+        want, got = (plain(*want)[0], tokens), (step(*got)[0], tokens)
     assert_same(jax.tree.leaves(got[0].params), jax.tree.leaves(want[0].params), 1e-4)
 
 
@@ -135,6 +135,6 @@ def test_more_devices_than_kv_heads_cost_no_more() -> None:
     seconds = []
     for sizes in [(8, 8), (2, 32)]:
         mesh = AbstractMesh(sizes, ("data", "model"))
-        wrapped = ps.auto_partition(mesh, machine="tpu_v5p", episodes=300)(step)
+        wrapped = ps.auto_partition(mesh, machine="tpu_v5p", episodes=60)(step)
         seconds.append(wrapped.plan(*args).cost.seconds)
     assert max(seconds) <= 1.1 * min(seconds)
