@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from partir_search.ir.core import Module, Region
 from partir_search.ir.rule import OpRule
 from partir_search.passes.fold.fold import Folded
 from partir_search.passes.fold.linear import KeptOps
+from partir_search.passes.fold.run_order import RunOrder, run_orders
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers, assign_inner_buffers
 from partir_search.simulator.memory.curve import live_curve
@@ -52,6 +53,7 @@ class TimeModel:
       copies: between layouts (`time/layout_copies.py`).
       hides_gathers: [ops] True for an op whose kernel an all_gather may run beside.
       deferred_runs: [ops] runs per step of dots off the critical path (`time/overlap.py`).
+      orders: by region, the order in which the original runs the ops.
       corrections: by the machine's profile; None without.
       alignment: of products; None where it changes no rate.
     """
@@ -63,6 +65,7 @@ class TimeModel:
     copies: LayoutCopies
     hides_gathers: Bools
     deferred_runs: Floats
+    orders: Mapping[Region, RunOrder]
     corrections: Corrections | None
     alignment: Alignment | None
 
@@ -120,7 +123,8 @@ def model_program(
         overwritten=buffers.aliases.overwritten,
     )
     memory = _with_reads(memory, facts)
-    return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
+    orders = run_orders(module)
+    return Models(facts, memory, _time_model(facts, rules, kernels, width, orders, machine))
 
 
 def model_fold(
@@ -167,7 +171,8 @@ def model_fold(
         },
     )
     memory = _with_reads(memory, facts)
-    return Models(facts, memory, _time_model(facts, rules, kernels, width, machine))
+    orders = run_orders(module, folded)
+    return Models(facts, memory, _time_model(facts, rules, kernels, width, orders, machine))
 
 
 def _with_reads(memory: MemoryModel, facts: ProgramFacts) -> MemoryModel:
@@ -209,6 +214,7 @@ def _time_model(
     rules: Sequence[OpRule],
     kernels: Kernels,
     width: Floats,
+    orders: Mapping[Region, RunOrder],
     machine: Machine,
 ) -> TimeModel:
     """Builds the time model of a module's or quotient's kernels."""
@@ -221,4 +227,15 @@ def _time_model(
     hides = hides_gathers(facts, machine)
     copies = layout_copies(facts.module, rules, kernels, machine.traits)
     aligned = alignment(facts.module, rules, kernels, machine.traits)
-    return TimeModel(kernels, rates, work, splits, copies, hides, deferred, corrected, aligned)
+    return TimeModel(
+        kernels=kernels,
+        rates=rates,
+        work=work,
+        splits=splits,
+        copies=copies,
+        hides_gathers=hides,
+        deferred_runs=deferred,
+        orders=orders,
+        corrections=corrected,
+        alignment=aligned,
+    )

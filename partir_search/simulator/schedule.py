@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from partir_search.ir.core import Op
+from partir_search.ir.core import Op, Region
 from partir_search.ir.partition import Partition
 from partir_search.lowering.local_ir import (
     Instruction,
@@ -34,6 +34,7 @@ class ScheduledRegion:
     """Schedule of one region on one device.
 
     Attributes:
+      region: the region.
       members: [ops] ids of the region's ops.
       seconds: [ops] seconds of compute of each op in one run of the region.
       spent: [ops + 1] seconds of compute before each op, and in total.
@@ -43,6 +44,7 @@ class ScheduledRegion:
         None for the schedule of a region without instructions.
     """
 
+    region: Region
     members: Ints
     seconds: Floats
     spent: Sequence[float]
@@ -123,7 +125,7 @@ def _schedule(
             ]
         done = item.op
         at += 1
-    return ScheduledRegion(members, seconds, spent, beside, steps, inner)
+    return ScheduledRegion(body.region, members, seconds, spent, beside, steps, inner)
 
 
 def _name(item: object) -> str:

@@ -257,6 +257,7 @@ class CostModel:
             costs,
             memory.regions,
             time.deferred_runs,
+            time.orders,
             record=record,
         )
         split = split_at_partials(time.splits, time.work, found, overlapped.partial)

@@ -21,7 +21,7 @@ from partir_search.simulator.tables.bound import bound_below
 from partir_search.simulator.tables.copy_groups import CopyGroup, CopyUse
 from partir_search.simulator.tables.hiding import HidingCompute
 from partir_search.simulator.tables.tables import CostTables
-from partir_search.simulator.tables.walk import walk
+from partir_search.simulator.tables.walk import trips_of, walk
 from tests.tables.test_cost_tables import GRID, NEAR, SQUARE, game_on
 
 
@@ -75,11 +75,11 @@ def test_gathers_run_beside_no_more_compute_than_the_bound(name: str) -> None:
     every = [np.arange(n) for n in tables.variables.sizes]
     fastest = min(labels, key=lambda each: float(tables.ordered((0, 1)).seconds(each).sum()))
     alone = fastest[None]
-    widest = []
+    widest, orders = [], game.model.time.orders
     for subset, visited in ((every, labels), (kept, labels), (alone.T, alone)):
         ordered = tables.ordered((0, 1)).restricted(subset)
-        hiding = HidingCompute(ordered.kernels, ordered.regions, ordered.sizes)
-        before = [hiding.before(use) for use in ordered.uses]
+        hiding = HidingCompute(ordered.kernels, ordered.regions, orders, trips_of(game.model))
+        before = [hiding.before(use).mean() for use in ordered.uses]
         widest.append(sum(float(each.max()) for each in before))
         for each in visited:
             at = np.array([k.searchsorted(x) for k, x in zip(subset, each, strict=True)])

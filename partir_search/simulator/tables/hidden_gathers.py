@@ -5,9 +5,9 @@ A gather of s seconds hides behind h seconds of compute, and is exposed for `s -
 
     max(0, s - most) + m (min(s, most) - h)
 
-with any m between 0 and 1. The compute limits hidden seconds, in one run of a region:
+with any m between 0 and 1. The compute of a step limits hidden seconds:
 
-- h is at most the compute between the gather's start and use;
+- h is at most the compute between the gather's start and use, in all layers;
 - all gathers up to a position hide no more than all compute up to the position.
 
 With a multiplier per limit, h becomes the kernels' own seconds: a kernel beside gathers costs less
@@ -23,7 +23,7 @@ import numpy as np
 
 from partir_search.ir.rule import NONE
 from partir_search.simulator.arrays import Floats, Ints
-from partir_search.simulator.tables.kernels import KernelTables
+from partir_search.simulator.tables.hiding import HidingCompute
 from partir_search.simulator.tables.prices import Columns
 from partir_search.simulator.tables.uses import Use
 
@@ -54,51 +54,40 @@ class HiddenGathers:
         cls,
         uses: Sequence[Use],
         hidden: Sequence[Floats | None],
-        kernels: Sequence[KernelTables],
-        places: Sequence[tuple[int, int]],
+        hiding: HidingCompute,
+        beside: Sequence[int],
+        count: int,
     ) -> HiddenGathers:
         """Gathers of uses. Numbers of limits are the same whatever labels are left.
 
         Args:
           hidden: [uses] most hidden seconds, over the scope; None for none.
-          places: [kernels] region and position; a region of NONE for a kernel without gathers
-            beside.
+          hiding: compute of the kernels that a gather may run beside.
+          beside: numbers of these kernels.
+          count: number of all kernels.
         """
-        position = np.array([at for _, at in places], dtype=np.int64)
-        region = np.array([number for number, _ in places], dtype=np.int64)
-        per_run = 1.0 / np.array([max(kernel.runs, 1e-30) for kernel in kernels])
-
-        def beside(of: int, first: int, stop: int) -> Floats:
-            """[kernels] one over the runs of a kernel within positions of a region, else 0."""
-            return np.where((region == of) & (position >= first) & (position < stop), per_run, 0.0)
-
         some = [i for i, use in enumerate(uses) if not use.table.settles]
         groups: dict[int, list[int]] = {}
         for i in some:
             groups.setdefault(uses[i].group if uses[i].group != NONE else -2 - i, []).append(i)
-        limits: list[tuple[dict[int, float], Floats]] = []  # shares of uses and of kernels
+        limits: list[tuple[Sequence[int], Floats]] = []  # uses, and shares of kernels
         for members in groups.values():
-            taken = np.zeros(len(kernels))
-            for use in (uses[i] for i in members):
-                first = 0 if use.given else use.made + 1
-                taken += use.table.times * beside(use.region, first, use.position)
-            limits.append((dict.fromkeys(members, 1.0), taken))
+            each = [hiding.kernels_before(uses[i]) for i in members]
+            limits.append((members, np.sum(each, axis=0)))
         for of in sorted({uses[i].region for i in some}):
-            runs = {i: max(uses[i].table.times, 1e-30) for i in some if uses[i].region == of}
-            stops = sorted({uses[i].position for i in runs})
-            for stop in stops[:: -(-len(stops) // PREFIXES)]:
-                within = {i: n for i, n in runs.items() if uses[i].position <= stop}
-                most = max(within.values())
-                of_uses = {i: most / n for i, n in within.items()}
-                limits.append((of_uses, most * beside(of, 0, stop)))
+            within = {i: hiding.last_run(uses[i]) for i in some if uses[i].region == of}
+            stops = {(run.stretch, run.at): run for run in within.values()}
+            for stop in sorted(stops)[:: -(-len(stops) // PREFIXES)]:
+                upto = [i for i, run in within.items() if (run.stretch, run.at) <= stop]
+                limits.append((upto, hiding.kernels_upto(of, stops[stop])))
         found = [i for i in some if hidden[i] is not None]
         place = {i: n for n, i in enumerate(found)}
         shares = np.zeros((len(found), len(limits)))
         for number, (of_uses, _) in enumerate(limits):
-            for i, share in of_uses.items():
-                if i in place:
-                    shares[place[i], number] = share
-        rows = np.array([taken for _, taken in limits]).reshape(len(limits), len(kernels))
+            shares[[place[i] for i in of_uses if i in place], number] = 1.0
+        rows = np.zeros((len(limits), count))
+        if limits:
+            rows[:, beside] = [taken for _, taken in limits]
         return cls(found, [h for h in hidden if h is not None], shares, rows)
 
     def multipliers(self, limits: Floats) -> Floats:

@@ -17,6 +17,7 @@ import numpy as np
 from partir_search.exact.pairwise import ModelBuilder
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.tables.copy_groups import CopyGroup, CopyUse
+from partir_search.simulator.tables.hiding import Before
 from partir_search.simulator.tables.prices import Columns
 from partir_search.simulator.tables.uses import Use, by_group
 from partir_search.simulator.tables.variables import Variables
@@ -40,17 +41,31 @@ class Split:
     copied: Floats
     at_use: Floats
 
-    def hidden(self, early: Floats, times: float) -> Floats | None:
+    def hidden(self, before: Before, times: float) -> Floats | None:
         """Most hidden seconds of the longest gather begun before the use; None for none.
 
         Args:
-          early / times: as of `exposed`.
+          before: compute to hide each gather behind.
+          times: runs in a step.
         """
         if not self.early:
             return None
         longest = functools.reduce(np.maximum, self.early)
-        found: Floats = np.minimum(longest, early) * times
+        found: Floats = np.zeros(())
+        for share, most in zip(before.shares, before.most, strict=True):
+            found = found + np.minimum(longest, most) * (share * times)
         return found if found.any() else None
+
+    def least_exposed(self, before: Before, times: float) -> Floats | float:
+        """Exposed seconds of gathers begun before the use, at least.
+
+        Args:
+          before / times: as of `hidden`.
+        """
+        found: Floats | float = 0.0
+        for share, most in zip(before.shares, before.most, strict=True):
+            found = found + self.exposed(most, share * times)
+        return found
 
     def exposed(self, early: Floats | float, times: float) -> Floats | float:
         """Exposed seconds of gathers begun before the use.
@@ -146,7 +161,7 @@ def read_below(
     uses: Sequence[Use],
     columns: Sequence[Columns],
     splits: Splits,
-    before: Sequence[Floats],
+    before: Sequence[Before],
     excess: Sequence[bool],
     variables: Variables,
     traits: XlaTraits,
@@ -156,7 +171,7 @@ def read_below(
 
     Args:
       columns / splits: prices of the uses.
-      before: [uses] most seconds of compute beside a gather, over the scope.
+      before: [uses] most compute beside a gather.
       excess: by region, whether collectives count as exposed in full and the deferred dots as
         hidden; else collectives that dots can hide count as hidden.
       exposed: by number of a use, further seconds of gathers (`hidden_gathers.py`).
@@ -169,7 +184,7 @@ def read_below(
     more = {id(uses[i]): table for i, table in exposed.items()}
     known: dict[Hashable, Floats] = {}
 
-    def seconds(use: Use, early: Floats | float) -> Floats:
+    def seconds(use: Use, before: Before) -> Floats:
         prices, table = of_use[id(use)], use.table
         if use.optional:
             return np.zeros(prices.moved.shape)
@@ -177,11 +192,11 @@ def read_below(
         split = splits.of(use, prices)
         if not split.early:
             return split.copied if hidden else split.at_use
-        before = early if isinstance(early, float) else (early.shape, early.tobytes())
-        key = id(split), hidden, before
+        most = [(each.shape, each.tobytes()) for each in before.most]
+        key = id(split), hidden, *before.shares, *most
         found = known.get(key)
         if found is None:
-            exposed = split.exposed(early, table.times)
+            exposed = split.least_exposed(before, table.times)
             found = known[key] = (split.copied if hidden else split.at_use) + exposed
         return found
 
@@ -193,8 +208,9 @@ def read_below(
         if len(members) == 1:
             builder.add(use.table.scope, seconds(use, early) + more.get(id(use), 0.0))
         elif use.table.windows:  # blocks fetched for one window serve others
-            longest = max(float(np.max(before_use[id(other)])) for other in members)
-            builder.add(use.table.scope, seconds(use, longest) / len(members))
+            ends = [most for other in members for most in before_use[id(other)].most]
+            longest = np.array(max(float(np.max(end)) for end in ends))
+            builder.add(use.table.scope, seconds(use, Before([1.0], [longest])) / len(members))
         elif use is members[0]:
             x = variables.of_value(use.table.value)
             costs = [seconds(u, before_use[id(u)]) + more.get(id(u), 0.0) for u in members]

@@ -15,7 +15,7 @@ from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.tables.consistency import inconsistent_pairs
 from partir_search.simulator.tables.hidden_gathers import Dual, Figures, HiddenGathers
-from partir_search.simulator.tables.hiding import HidingCompute
+from partir_search.simulator.tables.hiding import Before, HidingCompute
 from partir_search.simulator.tables.kernel_readings import KernelReadings, read_kernel
 from partir_search.simulator.tables.kernels import KernelTables, kernel_tables
 from partir_search.simulator.tables.move_readings import Splits, read_at, read_below
@@ -227,11 +227,12 @@ class OrderedTables:
         hides = self.model.time.hides_gathers
         beside = [k for k, kernel in enumerate(self.kernels) if hides[kernel.op]]
         kernels = [self.kernels[k] for k in beside]
-        return HidingCompute(kernels, self.regions, self.sizes), beside
+        orders, trips = self.model.time.orders, trips_of(self.model)
+        return HidingCompute(kernels, self.regions, orders, trips), beside
 
     @functools.cached_property
-    def _before(self) -> list[Floats]:
-        """[uses] most seconds of compute beside a gather, over the scope."""
+    def _before(self) -> list[Before]:
+        """[uses] most seconds of compute beside a gather."""
         hiding, _ = self._hiding
         return [hiding.before(use) for use in self.uses]
 
@@ -241,14 +242,11 @@ class OrderedTables:
         hidden = [
             None
             if use.optional or use.table.windows or use.table.settles
-            else self._splits.of(use, prices).hidden(early, use.table.times)
-            for use, prices, early in zip(self.uses, self.columns(), self._before, strict=True)
+            else self._splits.of(use, prices).hidden(before, use.table.times)
+            for use, prices, before in zip(self.uses, self.columns(), self._before, strict=True)
         ]
         hiding, beside = self._hiding
-        places = [(NONE, NONE)] * len(self.kernels)
-        for k, place in zip(beside, hiding.places, strict=True):
-            places[k] = place
-        return HiddenGathers.of(self.uses, hidden, self.kernels, places)
+        return HiddenGathers.of(self.uses, hidden, hiding, beside, len(self.kernels))
 
     def dual(self, labels: Ints) -> Dual:
         """Dual of `hidden_gathers` over multipliers.

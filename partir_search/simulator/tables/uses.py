@@ -36,6 +36,11 @@ class Use:
     optional: bool = False
     group: int = NONE
 
+    @property
+    def user(self) -> int:
+        """Position of the op; NONE for the region's results."""
+        return NONE if self.table.op == NONE else self.position - self.table.settles
+
 
 def find_uses(moves: MoveTables) -> list[Use]:
     """All moves of a module that some labels call for."""

@@ -14,6 +14,7 @@ from partir_search.ir.rule import NONE
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.tables.uses import Use
+from partir_search.simulator.time.early_gathers import EarlyGather, EarlyGathers
 from partir_search.simulator.time.latency_hiding import InFlightCollective, OverlapWindow
 
 
@@ -25,7 +26,7 @@ class UseAt:
       copy: number of the copy that the use reads; NONE: the value where it rests.
       moves: the use makes the copy.
       total / exposed: seconds per step of collectives, and of those that nothing hides.
-      early: seconds of compute before the use in which a gather may run.
+      early: seconds of compute before the use in which a gather may run, on average over layers.
       idle: deferred dots were idle when the collective began.
     """
 
@@ -102,40 +103,50 @@ class _Walker:
         seconds = seconds_of[members]
         hides = self._model.time.hides_gathers[members]
         spent = [0.0, *np.cumsum(np.where(hides, seconds, 0.0)).tolist()]
+        order = self._model.time.orders[region]
+        gathers = _Gathers(EarlyGathers(spent, order), trips * order.outside)
         free = self._model.time.deferred_runs[members]
         freed = [0.0, *np.cumsum(seconds * free * trips).tolist()] if free.any() else []
         last = int(np.flatnonzero(free)[-1]) + 1 if freed else 0
         window, begun = OverlapWindow(), list[tuple[UseAt, InFlightCollective]]()
         copies: dict[tuple[int, int], tuple[int, int, bool]] = {}
-        slack, seen = 0.0, 0
+        free_slots, seen = list[tuple[UseAt, EarlyGather]](), 0
         for i in self._by_region.get(number, ()):
             use, at = self._uses[i], self.found[i]
-            slack += spent[use.position] - spent[seen]
             if use.position != seen and freed:
                 window.work(freed[use.position] - freed[seen])
                 if use.position > last:
                     window.end()
             seen = use.position
             op = self._model.module.ops[use.table.op] if use.table.op != NONE else None
-            at.early = self._early(use, spent, slack)
+            if not use.table.settles and self._starts_early(use, 0):
+                free_slots.append((at, gathers.begin(use, 0.0)))
             at.idle = window.idle > 0.0
             self._copy(use, at, copies)
             if at.moves:
-                slack = self._move(use, at, op, slack, spent, window, begun)
+                self._move(use, at, op, gathers, window, begun)
         if freed:
             window.work(freed[-1] - freed[seen])
             window.end()
         for at, started in begun:
             at.exposed += started.exposed
+        gathers.early.end()
+        for at, gather, times in gathers.begun:
+            at.exposed += gather.exposed * times
+            at.early += gather.hidden
+        for at, gather in free_slots:  # gathers of all layers share what is left
+            at.early = min(gather.early, gather.left + at.early)
         return bool(freed) and window.idle <= 0.0
 
-    def _early(self, use: Use, spent: Sequence[float], slack: float) -> float:
-        if use.table.settles:
-            return 0.0
-        if use.given:
-            return slack
-        here = NONE < use.made < use.position  # else made by the layer before, or elsewhere
-        return min(slack, spent[use.position] - spent[use.made + 1]) if here else 0.0
+    def _starts_early(self, use: Use, number: int) -> bool:
+        """A gather of a use may start before the use.
+
+        Args:
+          number: of the gather among the gathers of the move.
+        """
+        start = self._traits.async_all_gather
+        first = use.argument and number == 0
+        return start == "since_source" or (start == "arguments" and first)
 
     def _copy(
         self, use: Use, at: UseAt, copies: dict[tuple[int, int], tuple[int, int, bool]]
@@ -163,31 +174,26 @@ class _Walker:
         use: Use,
         at: UseAt,
         op: Op | None,
-        slack: float,
-        spent: Sequence[float],
+        gathers: _Gathers,
         window: OverlapWindow,
         begun: list[tuple[UseAt, InFlightCollective]],
-    ) -> float:
-        """Adds the collectives of a move; returns the slack after them."""
+    ) -> None:
+        """Adds the collectives of a move."""
         table, traits = use.table, self._traits
         price = table.at(self._labels)
         waiting = price.reduced * table.reduces + price.moved * table.times
         waiting -= self._known_blocks(use)
-        first = use.argument and price.at_once
-        early_start = traits.async_all_gather
         for k, seconds in enumerate(price.gathers):
             if not seconds:
                 continue
-            starts = early_start == "since_source" or (
-                early_start == "arguments" and first and k == 0
-            )
-            if not starts:
+            early = self._starts_early(use, k)
+            if traits.async_all_gather == "arguments":
+                early = early and price.at_once
+            if not early:
                 waiting += seconds * table.times
                 continue
-            early = min(slack, self._early(use, spent, slack))
             at.total += seconds * table.times
-            at.exposed += max(0.0, seconds - early) * table.times
-            slack = max(0.0, slack - min(seconds, early))
+            gathers.begun.append((at, gathers.begin(use, seconds), table.times))
         at.total += waiting
         if waiting and traits.defers_weight_gradients:
             deferrable = table.value in self._model.facts.off_critical_path
@@ -197,7 +203,6 @@ class _Walker:
             begun.append((at, started))
         else:
             at.exposed += waiting
-        return slack
 
     def _known_blocks(self, use: Use) -> float:
         """Seconds per step of blocks that earlier uses of a region have fetched."""
@@ -209,3 +214,25 @@ class _Walker:
             saved += seconds * table.times if key in self._blocks else 0.0
             self._blocks.add(key)
         return saved
+
+
+@dataclasses.dataclass(slots=True)
+class _Gathers:
+    """Gathers of a region that start before their uses.
+
+    Attributes:
+      runs: of the region in a step.
+      begun: with the use, and executions in a step.
+    """
+
+    early: EarlyGathers
+    runs: float
+    begun: list[tuple[UseAt, EarlyGather, float]] = dataclasses.field(default_factory=list)
+
+    def begin(self, use: Use, seconds: float) -> EarlyGather:
+        """Begins a gather of a use."""
+        at, user, repeats = use.position, use.user, use.table.times / self.runs
+        made: int | None = use.made
+        if use.table.settles or use.given:
+            made = NONE if use.table.settles else None
+        return self.early.begin(at, user, seconds, made, repeats)

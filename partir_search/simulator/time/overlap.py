@@ -2,8 +2,9 @@
 
 - A synchronous collective is exposed in full.
 - An asynchronous all_gather (`XlaTraits.async_all_gather`) overlaps with the compute since its
-  source was made; a gather of an argument, since the start of the region. Compute of dots alone
-  counts with `XlaTraits.hides_gathers_behind_dots_alone`.
+  source was made; a gather of an argument, since the start of the region
+  (`time/early_gathers.py`). Compute of dots alone counts with
+  `XlaTraits.hides_gathers_behind_dots_alone`.
 - The permutes of a ring overlap with the compute of one turn.
 - With `XlaTraits.defers_weight_gradients` all further collectives overlap with dots off the
   critical path (`time/latency_hiding.py`).
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from partir_search.ir.core import Op
+from partir_search.ir.core import Op, Region
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
 from partir_search.lowering.local_ir import (
@@ -29,6 +30,7 @@ from partir_search.lowering.local_ir import (
     RingTurn,
 )
 from partir_search.lowering.reshard_steps import AllGather, Reduction
+from partir_search.passes.fold.run_order import RunOrder
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.region_summaries import RegionSummaries
 from partir_search.simulator.op_kinds import op_flops
@@ -37,6 +39,7 @@ from partir_search.simulator.program_facts import ProgramFacts
 from partir_search.simulator.schedule import ScheduledRegion
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.collective_cost import CollectiveCost, CollectiveCosts
+from partir_search.simulator.time.early_gathers import EarlyGather, EarlyGathers
 from partir_search.simulator.time.latency_hiding import InFlightCollective, OverlapWindow
 from partir_search.simulator.time.permutes import Sent, permute_seconds
 
@@ -91,6 +94,7 @@ def overlap(
     costs: CollectiveCosts,
     regions: RegionSummaries,
     deferred_runs: Floats,
+    orders: Mapping[Region, RunOrder],
     *,
     record: bool = False,
 ) -> Overlap:
@@ -99,9 +103,10 @@ def overlap(
     Args:
       seconds_of: [ops] seconds of one run of each op.
       deferred_runs: [ops] result of `deferred_runs`.
+      orders: by region, the order in which the original runs the ops.
       record: True to record every collective, which is slow: the source line of each op is found.
     """
-    found = _Builder(partition, seconds_of, costs, regions, deferred_runs, record)
+    found = _Builder(partition, seconds_of, costs, regions, deferred_runs, orders, record)
     found.region(scheduled, 1.0)
     return Overlap(
         exposed=found.exposed,
@@ -150,15 +155,17 @@ class _Builder:
         costs: CollectiveCosts,
         regions: RegionSummaries,
         deferred: Floats,
+        orders: Mapping[Region, RunOrder],
         record: bool,
     ) -> None:
         self._partition, self._mesh, self._def_use = partition, partition.mesh, partition.def_use
         self._seconds_of, self._deferred = seconds_of, deferred
         self._costs, self._facts, self._machine = costs, costs.facts, costs.machine
-        self._regions, self._record = regions, record
+        self._regions, self._orders, self._record = regions, orders, record
         self._passing: list[Sent] = []  # permutes that run beside turns of a ring
         self._worked = 0.0  # seconds of compute of these turns
         self._window = OverlapWindow()  # of the current region
+        self._gathers: _Gathers | None = None  # of the current region
         self._at = -1  # `id()` of the body's current instruction
         self._depth = 0
         self.exposed = self.copied = self.skipped_seconds = self.skipped_flops = 0.0
@@ -185,15 +192,14 @@ class _Builder:
 
     def region(self, scheduled: ScheduledRegion, times: float) -> None:
         """Adds a region with `times` runs."""
-        members, beside = scheduled.members, scheduled.beside_gathers
+        members = scheduled.members
         freed, last = self._freed(members, scheduled.seconds, times)
         outer, self._window = self._window, OverlapWindow()
-        slack = 0.0
-        seen = 0  # position up to which compute was added to the slack
+        outside, self._gathers = self._gathers, None
+        seen = 0  # position up to which deferred dots have run
         for number, (item, at, cost, argument) in enumerate(scheduled.steps):
             if self._record and not self._depth:
                 self._at = id(item)
-            slack += beside[at] - beside[seen]
             if at != seen and freed:
                 self._window.work(freed[at] - freed[seen])
                 if at > last:
@@ -205,8 +211,7 @@ class _Builder:
                     self._pass_on(item, cost, times * item.op.count)
                     continue
                 count = times * self._regions.runs(item)
-                early = slack if argument else min(slack, self._since(item, members, beside, at))
-                slack = self._reshard(item, cost, count, slack, argument, early)
+                self._reshard(item, cost, count, scheduled, at, argument)
                 continue
             if isinstance(item, RingTurn):
                 share = item.share if isinstance(item, AttentionTurn) else 1.0
@@ -238,6 +243,9 @@ class _Builder:
             self.exposed += each.exposed
             self.record(each.kind, each.axes, each.seconds, each.exposed, each.op, each.at)
         self._window = outer
+        if self._gathers is not None:
+            self._end_gathers(self._gathers)
+        self._gathers = outside
 
     def _freed(self, members: Ints, seconds: Floats, times: float) -> tuple[list[float], int]:
         """Seconds of deferred dots before each op of a region, and the position after the last one.
@@ -298,40 +306,24 @@ class _Builder:
             )
         self._passing, self._worked = [], 0.0
 
-    def _since(self, reshard: Reshard, members: Ints, beside: Sequence[float], at: int) -> float:
-        """Seconds of compute beside a gather, from the gather's source to the gather's use."""
-        if not isinstance(reshard.step, AllGather):
-            return 0.0
-        made = self._facts.def_use.maker_ids[reshard.source.value.id]
-        if made == NONE:
-            return beside[at]
-        first = int(self._def_use.position[made])
-        here = first < at and members[first] == made
-        return beside[at] - beside[first + 1] if here else 0.0
-
     def _reshard(
         self,
         reshard: Reshard,
         cost: CollectiveCost,
         times: float,
-        slack: float,
+        scheduled: ScheduledRegion,
+        at: int,
         argument: bool,
-        early: float,
-    ) -> float:
-        """Adds the seconds and bytes of a collective.
+    ) -> None:
+        """Adds the seconds and bytes of a collective after the compute before position `at`.
 
         Args:
-          slack: seconds of compute in the region so far that hide no gather yet.
           argument: True if the reshard's source is an argument of the region.
-          early: seconds of compute between the earliest start of the reshard and its use.
-
-        Returns:
-          Slack after the collective.
         """
         kind, traits = reshard.step.kind, self._machine.traits
         self.copied += cost.copied * times
         if not reshard.step.communicates:
-            return slack
+            return
         seconds = cost.seconds
         self._add(kind, cost.axes, cost.sent, times)
         if isinstance(reshard.step, Reduction):
@@ -340,18 +332,66 @@ class _Builder:
         if isinstance(reshard.step, AllGather) and (
             start == "since_source" or (argument and start == "arguments")
         ):
-            exposed = max(0.0, seconds - early) * times
-            slack = max(0.0, slack - min(seconds, early))
-        elif traits.defers_weight_gradients:
+            self._begin_gather(reshard, cost, times, scheduled, at, argument)
+            return
+        if traits.defers_weight_gradients:
             total, op = seconds * times, reshard.op
             deferrable = reshard.source.value.id in self._facts.off_critical_path
             layers = op.count if op and op.backward else 1
             found = InFlightCollective(kind, cost.axes, total, total, op, self._at)
             self._window.begin(found, deferrable=deferrable, layers=layers)
-            return slack
-        else:
-            exposed = seconds * times
+            return
+        exposed = seconds * times
         self.exposed += exposed
         if self._record:
             self.record(kind, cost.axes, seconds * times, exposed, reshard.op)
-        return slack
+
+    def _begin_gather(
+        self,
+        reshard: Reshard,
+        cost: CollectiveCost,
+        times: float,
+        scheduled: ScheduledRegion,
+        at: int,
+        argument: bool,
+    ) -> None:
+        """Begins an asynchronous gather, as early as its source is made."""
+        if self._gathers is None:
+            order = self._orders[scheduled.region]
+            early = EarlyGathers(scheduled.beside_gathers, order)
+            self._gathers = _Gathers(early, order.outside, [])
+        gathers, members, op = self._gathers, scheduled.members, reshard.op
+        user = int(self._def_use.position[op.id]) if op else NONE
+        start: int | None = None  # of the ops, that which makes the source
+        made = self._facts.def_use.maker_ids[reshard.source.value.id]
+        if not argument and made != NONE:
+            first = int(self._def_use.position[made])
+            here = first < len(members) and members[first] == made
+            start = first if here else NONE
+        repeats = self._regions.runs(reshard) / gathers.outside
+        found = gathers.early.begin(at, user, cost.seconds, start, repeats)
+        gathers.begun.append((found, reshard, cost, times, self._at))
+
+    def _end_gathers(self, gathers: _Gathers) -> None:
+        """Adds the exposed seconds of a region's gathers."""
+        gathers.early.end()
+        for gather, reshard, cost, times, at in gathers.begun:
+            exposed = gather.exposed * times
+            self.exposed += exposed
+            if self._record:
+                total = cost.seconds * times
+                self.record(reshard.step.kind, cost.axes, total, exposed, reshard.op, at)
+
+
+@dataclasses.dataclass(slots=True)
+class _Gathers:
+    """Asynchronous gathers of a region.
+
+    Attributes:
+      outside: number of the original's regions behind the region.
+      begun: each with its reshard, cost, executions, and key of the record.
+    """
+
+    early: EarlyGathers
+    outside: int
+    begun: list[tuple[EarlyGather, Reshard, CollectiveCost, float, int]]
