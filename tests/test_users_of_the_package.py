@@ -9,7 +9,13 @@ INSIDERS = (
     *("calibrate.py", "judge.py"),
     *("search_ablation.py", "search_quality.py", "small_programs.py"),
     *("confirm.py", "hand_written.py", "matrix_optimizers.py", "truth.py"),  # by the judge
-    *("cost_tables.py", "exact_steps_judged.py", "pipelines.py", "random_states.py"),
+    *(
+        "cost_tables.py",
+        "exact_steps_judged.py",
+        "pipelines.py",
+        "fold_error.py",
+        "random_states.py",
+    ),
     "exact_switch.py",
     *("measured_truth.py", "profile.py"),  # by segments
     "kernels.py",  # of HLO texts
