@@ -20,6 +20,7 @@ from partir_search.simulator.memory.dtypes import assign_dtypes
 from partir_search.simulator.memory.model import MemoryModel
 from partir_search.simulator.memory.recomputed_reads import recomputed_reads
 from partir_search.simulator.memory.region_summaries import (
+    curves_inside,
     summarize_folded_regions,
     summarize_regions,
 )
@@ -113,7 +114,7 @@ def model_program(
     memory = MemoryModel(
         nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
         width=width,
-        curve=live_curve(buffers, machine),
+        curve=live_curve(buffers, machine, inside=curves_inside(module.body, regions.curves)),
         casts=fuse_weight_casts(analysis.weight_casts, live, class_of, len(module.values)),
         regions=regions,
         argument_counts=_with_constants(counts, module),
@@ -157,7 +158,9 @@ def model_fold(
     memory = MemoryModel(
         nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
         width=width,
-        curve=live_curve(buffers, machine, folded),
+        curve=live_curve(
+            buffers, machine, folded, inside=curves_inside(module.body, regions.curves)
+        ),
         casts=fuse_weight_casts(analysis.weight_casts, buffers.ranges.value, class_of, n),
         regions=regions,
         argument_counts=_with_constants(counts, module),

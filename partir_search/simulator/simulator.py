@@ -23,6 +23,7 @@ from partir_search.simulator.arrays import Floats
 from partir_search.simulator.breakdown import cost_by_op
 from partir_search.simulator.cost import Cost, OpCost
 from partir_search.simulator.memory.curve import live_curve
+from partir_search.simulator.memory.region_summaries import curves_inside
 from partir_search.simulator.memory.temporaries import Temporaries, redistribution_temporaries
 from partir_search.simulator.memory.weight_casts import fuse_weight_casts
 from partir_search.simulator.models import model_fold, model_program
@@ -136,7 +137,11 @@ class CostModel:
         ranges = other.analysis.buffers.ranges
         other.memory = dataclasses.replace(
             self.memory,
-            curve=live_curve(other.analysis.buffers, self.machine),
+            curve=live_curve(
+                other.analysis.buffers,
+                self.machine,
+                inside=curves_inside(module.body, self.memory.regions.curves),
+            ),
             casts=fuse_weight_casts(
                 self.analysis.weight_casts,
                 ranges.value,

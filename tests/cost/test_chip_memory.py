@@ -63,3 +63,30 @@ def test_kernels_of_a_loop_over_microbatches_count_too(parts: bool) -> None:
     loop.params = {**loop.params, ACCUMULATES: parts}
     cost = cost_of(state_of(module), MACHINES["tpu_v5e"])
     assert (cost.peak_bytes - cost.argument_bytes > LARGE) == parts
+
+
+def test_values_over_a_loop_over_microbatches_share_what_is_left() -> None:
+    """A carry and an operand of the loop stay on the chip as far as the fraction allows."""
+
+    def fn(x: Any, w: Any) -> Any:
+        def body(total: Any, _: Any) -> tuple[Any, None]:
+            rows = product[:512]
+            for _ in range(8):
+                rows = jnp.cumsum(rows, axis=0)
+            return total + jnp.tile(rows, (2, 1)), None
+
+        product = x @ w
+        total, _ = jax.lax.scan(body, jnp.zeros((1024, 4096)), None, length=2)
+        return total.sum()
+
+    module = module_of(fn, *ARGUMENTS)
+    (loop,) = (op for op in module.body.ops if op.regions)
+    loop.params = {**loop.params, ACCUMULATES: True}
+
+    def peak_with(fraction: float) -> float:
+        machine = MACHINES["tpu_v5e"].with_traits(vmem_held_fraction=fraction)
+        cost = cost_of(state_of(module), machine)
+        return cost.peak_bytes - cost.argument_bytes
+
+    assert peak_with(0.0) >= 2 * LARGE
+    assert peak_with(1.0) < 2 * LARGE

@@ -189,7 +189,10 @@ def test_candidates_share_programs() -> None:
 
 
 def test_ops_run_again_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first fitting plan may be slow: a plan that repeats ops of a layer fits as well."""
+    """The first fitting plan may be slow: a plan that repeats ops of a layer fits as well.
+
+    Values of a program this small would all live on the chip of a v5e.
+    """
     shapes = [(256, 256)] + [(256, 1024), (1024, 256)] * 4
     weights = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
     x = jax.ShapeDtypeStruct((4096, 256), jnp.float32)
@@ -197,9 +200,9 @@ def test_ops_run_again_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
     def planned() -> ps.Plan:
         return ps.auto_partition(
             AbstractMesh((4, 2), ("stage", "data")),
-            machine="tpu_v5e",
+            machine=ps.MACHINES["tpu_v5e"].with_traits(vmem_value_fraction=0.0),
             schedule=[ps.Pipeline("stage", microbatches=8), ps.AutomaticPartition()],
-            goals=[ps.Fit(18e6), ps.Fastest()],
+            goals=[ps.Fit(23e6), ps.Fastest()],
             episodes=20,
         )(jax.jit(residual_mlps)).plan(weights, x)
 

@@ -5,12 +5,14 @@ members that come to life less the number that die. Live bytes under a partition
 sum of the matrix times the local bytes of each class. The curve of a quotient has rows for the
 first and last repeats of each op only, as counts are linear in the layer in between. Short-lived
 values stay in memory on the chip, as far as they fit (`XlaTraits.vmem_lifetime_kernels`,
-`XlaTraits.vmem_kernel_bytes`, `XlaTraits.vmem_value_fraction`).
+`XlaTraits.vmem_kernel_bytes`, `XlaTraits.vmem_value_fraction`). Operands and results of a loop over
+microbatches stay there in a part of what is left (`XlaTraits.vmem_held_fraction`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -79,7 +81,11 @@ class Curve:
       cover: [R] first entry of each row in `covered`.
       near: changes of values that may live in memory on the chip.
       far: changes of all values that may not.
+      held: changes of values that may live there in the rows of `loops` only.
+      loops: [R] rows of loops over microbatches.
+      inside: curves of the regions of the region's ops.
       vmem_bytes: memory on the chip.
+      held_fraction: see `XlaTraits.vmem_held_fraction`.
       max_near_bytes: largest value that lives in memory on the chip.
       values: number of the values, or classes, that the curve knows.
       changing: ids of the values, or classes, with live ranges.
@@ -90,7 +96,11 @@ class Curve:
     cover: Ints
     near: _Changes
     far: _Changes
+    held: _Changes
+    loops: Bools
+    inside: Sequence[Curve]
     vmem_bytes: float
+    held_fraction: float
     max_near_bytes: float
     values: int
     changing: Ints
@@ -98,17 +108,27 @@ class Curve:
 
     def __str__(self) -> str:
         head = f"Curve: {len(self.position)} rows, {len(self.changing)} values with live ranges"
-        rows = [("in main memory", len(self.far.rows)), ("on the chip", len(self.near.rows))]
+        rows = [
+            ("in main memory", len(self.far.rows)),
+            ("on the chip", len(self.near.rows)),
+            ("on the chip in loops", len(self.held.rows)),
+        ]
         return table(head, ("", "changes"), rows)
 
     def bytes_at(self, nbytes: Floats) -> Floats:
         """[R] live bytes of stored values in main memory, given [values] local bytes."""
         nbytes = nbytes[: self.values]
-        if not len(self.near.rows):
+        if not len(self.near.rows) and not len(self.held.rows):
             alone: Floats = self.far.bytes_at(nbytes)
             return np.cumsum(alone, out=alone)[:-1]
         small = np.where(nbytes <= self.max_near_bytes, nbytes, 0.0)
         far: Floats = self.far.bytes_at(nbytes)
+        if len(self.held.rows):
+            held = self.held.bytes_at(small)
+            far += self.held.bytes_at(nbytes - small)
+            held = np.cumsum(held, out=held)
+            held[:-1][self.loops] -= np.minimum(held[:-1][self.loops], self._for_held(nbytes))
+            far += np.diff(held, prepend=0.0)
         far += self.near.bytes_at(nbytes - small)
         near: Floats = self.near.bytes_at(small)
         for changes in (far, near):  # in place: programs of 1,000 layers have large curves
@@ -116,6 +136,18 @@ class Curve:
         near -= self.vmem_bytes
         far += np.maximum(near, 0.0, out=near)
         return far[:-1]
+
+    def most_near(self, nbytes: Floats) -> float:
+        """Most bytes of short-lived values that fit, in the region and in regions inside."""
+        nbytes = nbytes[: self.values]
+        small = np.where(nbytes <= self.max_near_bytes, nbytes, 0.0)
+        own = float(np.max(np.cumsum(self.near.bytes_at(small)), initial=0.0))
+        return own + max((curve.most_near(nbytes) for curve in self.inside), default=0.0)
+
+    def _for_held(self, nbytes: Floats) -> float:
+        """Bytes on the chip for values of `held`, beside short-lived values in the loops."""
+        taken = max((curve.most_near(nbytes) for curve in self.inside), default=0.0)
+        return max(0.0, self.vmem_bytes - taken) * self.held_fraction
 
     def temporaries_at(self, bytes_at: Floats) -> Floats:
         """[R] most temporaries from each row on until live values change.
@@ -136,14 +168,23 @@ class Curve:
 
         Exact at `nbytes`, and wherever the same values live in memory on the chip.
         """
+        nbytes = nbytes[: self.values]
         weights = self.far.weights_upto(row, self.values)
-        near = self.near.weights_upto(row, self.values)
-        small = nbytes[: self.values] <= self.max_near_bytes
-        weights += np.where(small, 0.0, near)
-        on_chip = float((np.where(small, near, 0.0) * nbytes[: self.values]).sum())
-        if on_chip <= self.vmem_bytes:
-            return weights, 0.0
-        return weights + np.where(small, near, 0.0), -self.vmem_bytes
+        small = nbytes <= self.max_near_bytes
+        besides = 0.0
+        for changes, most in (
+            (self.near, self.vmem_bytes),
+            (self.held, self._for_held(nbytes) if self.loops[row] else 0.0),
+        ):
+            found = changes.weights_upto(row, self.values)
+            if not found.any():
+                continue
+            weights += np.where(small, 0.0, found)
+            on_chip = np.where(small, found, 0.0)
+            if float((on_chip * nbytes).sum()) > most:
+                weights += on_chip
+                besides -= most
+        return weights, besides
 
     def cached_bytes_at(self, nbytes: Floats) -> tuple[Floats, float]:
         """Cached `bytes_at`, with the maximum of all rows."""
@@ -162,10 +203,12 @@ def live_curve(
     machine: Machine,
     folded: Folded | None = None,
     places: KeptOps | None = None,
+    inside: Sequence[Curve] = (),
 ) -> Curve:
     """Builds the curve of a region's live ranges.
 
     Args:
+      inside: curves of the regions of the region's ops.
       folded: fold of the region's module, for the curve of the quotient.
       places: ops of the region in the quotient; the body's by default.
     """
@@ -177,8 +220,18 @@ def live_curve(
             kernel[at] += _kernels_inside(buffers, at, machine.traits)
     kernel = np.cumsum(kernel)
     results = [x.id for x in region.results if isinstance(x, Value)]
-    near = kernel[ranges.stop] - kernel[ranges.start] <= machine.traits.vmem_lifetime_kernels
+    over = [at for at in buffers.inner if region.ops[at].params.get(ACCUMULATES)]
+    near = kernel[ranges.stop] - kernel[_first_kernels(buffers, over)] <= (
+        machine.traits.vmem_lifetime_kernels
+    )
     near &= ~np.isin(ranges.value, results)
+    passed = [
+        v.id
+        for at in over
+        for v in (*region.ops[at].operands, *region.ops[at].results)
+        if isinstance(v, Value)
+    ]
+    held = ~near & np.isin(ranges.value, passed) & ~np.isin(ranges.value, results)
     rows = np.arange(max(len(region.ops), 1), dtype=np.int64)
     following = rows + 1
     classes = ranges.value
@@ -209,8 +262,8 @@ def live_curve(
         weights = np.concatenate((weight, -weight))
         return _Changes.of(at, np.concatenate((cls, cls)), weights, len(rows) + 1)
 
-    short, long = changes(near), changes(~near)
-    changing = np.unique(np.concatenate((short.classes, long.classes)))
+    short, long, waiting = changes(near), changes(~near & ~held), changes(held)
+    changing = np.unique(np.concatenate((short.classes, long.classes, waiting.classes)))
     max_near = machine.vmem_bytes * machine.traits.vmem_value_fraction
     return Curve(
         position=position,
@@ -218,7 +271,11 @@ def live_curve(
         cover=cover,
         near=short,
         far=long,
+        held=waiting,
+        loops=np.isin(rows, over),
+        inside=inside,
         vmem_bytes=machine.vmem_bytes,
+        held_fraction=machine.traits.vmem_held_fraction,
         max_near_bytes=max_near,
         values=values,
         changing=changing,
@@ -240,6 +297,19 @@ def _large_kernels(buffers: Buffers, traits: XlaTraits) -> list[int]:
     largest_of_all = max(found.values(), default=0)
     least = min(traits.vmem_kernel_bytes, int(traits.vmem_kernel_fraction * largest_of_all))
     return [at for at, nbytes in found.items() if nbytes >= least]
+
+
+def _first_kernels(buffers: Buffers, loops: Sequence[int]) -> Ints:
+    """[intervals] start, or the position before for a carry of a loop over microbatches.
+
+    The buffer of such a carry is read and written in all iterations.
+
+    Args:
+      loops: positions of the loops over microbatches.
+    """
+    carried = [r.id for at in loops for r in buffers.region.ops[at].results]
+    start = buffers.ranges.start
+    return np.where(np.isin(buffers.ranges.value, carried), start - 1, start)
 
 
 def _kernels_inside(buffers: Buffers, at: int, traits: XlaTraits) -> int:

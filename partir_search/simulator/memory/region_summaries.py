@@ -126,22 +126,26 @@ class _Builder:
         for op, at in zip(region.ops, places.positions, strict=True):
             if at in places.opened:
                 pairs = list(zip(whole.inner[at], places.opened[at], strict=True))
-                self.curves[op.id] = [
-                    live_curve(p, self._machine, folded, left) for p, left in pairs
-                ]
                 self._count_ends(op)
                 for (inside, left), inner in zip(pairs, op.regions, strict=True):
                     values = class_of[inside.ranges.value]
                     self.stored.append(values[values >= 0])
                     self.add_folded(inside, inner, folded, left, closed, class_of)
+                self.curves[op.id] = [
+                    live_curve(p, self._machine, folded, left, curves_inside(inner, self.curves))
+                    for (p, left), inner in zip(pairs, op.regions, strict=True)
+                ]
             elif op.regions:
                 self._add_op(op, closed[op.id])
 
     def _add_op(self, op: Op, regions: Sequence[Buffers]) -> None:
-        self.curves[op.id] = [live_curve(inside, self._machine) for inside in regions]
         self.stored += [inside.ranges.value for inside in regions]
         for inside in regions:
             self.add(inside)
+        self.curves[op.id] = [
+            live_curve(inside, self._machine, inside=curves_inside(inside.region, self.curves))
+            for inside in regions
+        ]
 
     def _count_ends(self, op: Op) -> None:
         """Counts the original's values behind each operand and result of an op."""
@@ -150,6 +154,15 @@ class _Builder:
         for at, x in ends:
             if isinstance(x, Value):
                 self.instances[at, x.id] = self.instances.get((at, x.id), 0) + 1
+
+
+def curves_inside(region: Region, curves: Mapping[int, Sequence[Curve]]) -> list[Curve]:
+    """Curves of the regions of a region's ops.
+
+    Args:
+      curves: by op id.
+    """
+    return [curve for op in region.ops for curve in curves.get(op.id, ())]
 
 
 def _summed(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
