@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from partir_search.rules.control_flow import ACCUMULATES
 from tests.support import ROUND, cost_of, module_of, ones, state_of
 
 SIZE = 64
@@ -88,3 +89,25 @@ def test_updates_move_what_they_write(kept: bool) -> None:
     row = 4 * SIZE
     least = 8 * 2 * row
     assert moved == pytest.approx(least) if not kept else moved >= least + 8 * BYTES
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_slots_are_made_at_their_loop(adds: bool) -> None:
+    """Beside a product before the loop stand totals of sums, but no slots that are still empty."""
+
+    def fn(x: Any) -> Any:
+        def body(held: Any, _: Any) -> tuple[Any, None]:
+            return (held + x if adds else lax.dynamic_update_slice(held, x[:1], (3, 0))), None
+
+        start = jnp.zeros((SIZE, SIZE))
+        early = (x @ x) @ x
+        return lax.scan(body, start, None, length=8)[0].sum() + early.sum()
+
+    module = module_of(fn, ones(SIZE, SIZE))
+    (loop,) = (op for op in module.body.ops if op.regions)
+    loop.params = {**loop.params, ACCUMULATES: True}
+    found = []
+    for late in (False, True):
+        cost = cost_of(state_of(module), ROUND.with_traits(makes_slots_at_loops=late))
+        found.append(round((cost.peak_bytes - cost.argument_bytes) / BYTES))
+    assert found == [3, 3 if adds else 2]

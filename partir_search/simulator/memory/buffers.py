@@ -60,7 +60,7 @@ def with_donations(
     """
     stored = buffers.materialized
     aliases = alias(stored, rules, dtypes, traits, _in_donated(module), ())
-    ranges = live_ranges(stored, aliases, dtypes)
+    ranges = live_ranges(stored, aliases, dtypes, traits)
     return dataclasses.replace(buffers, aliases=aliases, ranges=ranges)
 
 
@@ -111,4 +111,4 @@ def _region_buffers(
         if region.ops[at].regions
     }
     aliases = alias(stored, rules, dtypes, traits, in_donated, carries)
-    return Buffers(region, stored, aliases, live_ranges(stored, aliases, dtypes), inner)
+    return Buffers(region, stored, aliases, live_ranges(stored, aliases, dtypes, traits), inner)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 
 import numpy as np
 
 from partir_search.ir.core import Region, Value
+from partir_search.passes.roll.added import added_carries
+from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.memory.aliases import Aliases
 from partir_search.simulator.memory.dtypes import Dtypes
 from partir_search.simulator.memory.materialize import Materialized
 from partir_search.simulator.printing import table
+from partir_search.simulator.target.traits import XlaTraits
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -35,15 +39,41 @@ class LiveRanges:
         return table("LiveRanges", ("value id", "from", "to", "times its bytes"), rows)
 
 
-def live_ranges(stored: Materialized, aliases: Aliases, dtypes: Dtypes) -> LiveRanges:
+def live_ranges(
+    stored: Materialized, aliases: Aliases, dtypes: Dtypes, traits: XlaTraits
+) -> LiveRanges:
     """Live ranges of a region's stored values without its arguments."""
     region, made, skipped = stored.region, stored.made, aliases.unallocated
     end = max(len(region.ops) - 1, 0)
     returned = {x.id for x in region.results if isinstance(x, Value)}
     ends = {**stored.last, **{v: end for v in returned if v in made}, **aliases.released}
-    live = [(made[v], ends[v], v) for v in made if v not in skipped]
+    starts = {**made, **(_slots(stored, returned) if traits.makes_slots_at_loops else {})}
+    live = [(starts[v], ends[v], v) for v in made if v not in skipped]
     weight = [dtypes.changed.get(v, 1.0) for v in made if v not in skipped]
     wide = [(made[v], stored.last_forward[v], v) for v in made if v in dtypes.wide_forward]
     columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
     weights = np.array(weight + [2.0] * len(wide))
     return LiveRanges(region, columns[:, 0], columns[:, 1], columns[:, 2], weights)
+
+
+def _slots(stored: Materialized, returned: Set[int]) -> dict[int, int]:
+    """By id of a value made of no stored value (zeros), the first loop that writes over parts.
+
+    See `XlaTraits.makes_slots_at_loops`.
+
+    Args:
+      returned: ids of the region's results.
+    """
+    found: dict[int, int] = {}
+    for at in sorted(stored.reads):
+        op = stored.region.ops[at]
+        if not op.params.get(ACCUMULATES):
+            continue
+        added = {carry.number for carry in added_carries(op)}
+        consts, count = int(op.params["num_consts"]), int(op.params["num_carry"])
+        for number, x in enumerate(op.operands[consts : consts + count]):
+            if not isinstance(x, Value) or x.id not in stored.made or x.id in returned:
+                continue
+            if number not in added and not stored.reads[stored.made[x.id]]:
+                found.setdefault(x.id, at)
+    return found
