@@ -23,7 +23,8 @@ class Blockwise:
       along: factor looped over on the axes of a ring (queries).
       passing: positions of operands that are blocks of `factor`, sent around the ring.
       returning: positions of results that are blocks of `factor`: sums that travel with the blocks.
-      scratch: bytes of temporaries of one turn, per point of `scratch_factors`.
+      scratch: most bytes of temporaries of one turn, per point of `scratch_factors`.
+      stored: likewise, bytes of the products' results.
       scratch_factors: factors of the temporaries' dims.
       causal: blocks of keys after a block of queries contribute nothing.
       turn: (context, op, operands, state or None, where) to the next state and the `returning`
@@ -37,6 +38,7 @@ class Blockwise:
     passing: tuple[int, ...]
     returning: tuple[int, ...]
     scratch: float
+    stored: float
     scratch_factors: tuple[int, ...]
     causal: bool
     turn: Turn

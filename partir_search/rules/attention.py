@@ -64,6 +64,7 @@ def attention(op: Op) -> OpRule:
             passing=tuple(i for i in keys if body.queries.isdisjoint(body.labels[i])),
             returning=tuple(i for i, dims in enumerate(results) if body.key_label in dims),
             scratch=SCRATCH * (1 if body.online else 2),
+            stored=_stored_bytes(body),
             scratch_factors=tuple(f for f in score if f != NONE),
             causal=body.causal,
             turn=forward_turn if body.online else backward_turn,
@@ -73,6 +74,19 @@ def attention(op: Op) -> OpRule:
 
 
 SCRATCH = 8.0  # bytes per score: 32 bits, twice
+
+
+def _stored_bytes(body: Body) -> float:
+    """Bytes, for each score, of the products' results; see `XlaTraits.fuses_attention_scores`."""
+    return float(
+        sum(
+            result.type.itemsize
+            for m in body.members
+            if m.rule.contracts
+            for place, result in zip(m.outs, m.op.results, strict=True)
+            if place in body.scores
+        )
+    )
 
 
 def _points(body: Body, dims: Labels) -> int:

@@ -127,6 +127,15 @@ def test_parts_of_blocks() -> None:
         check_partition(partition, fun, args, traits=traits)
 
 
+@pytest.mark.parametrize(("dtype", "width"), [(jnp.bfloat16, 2), (jnp.float32, 4)])
+def test_scores_are_stored_in_their_own_type(dtype: Any, width: int) -> None:
+    """Those of a forward pass; of a backward pass their cotangents as well."""
+    args, table = [x.astype(dtype) for x in heads(2, 8)], RuleTable()
+    module, _ = with_attention(module_of(gradients(by_hand), *args), table)
+    found = [table(op).blockwise for op in module.ops]
+    assert [form.stored for form in found if form] == [width, 2 * width]
+
+
 @pytest.mark.devices
 def test_gathered() -> None:
     """Without a ring keys and values are gathered, their gradients reduced (Llama 3.1)."""

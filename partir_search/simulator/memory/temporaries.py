@@ -336,4 +336,5 @@ class _Builder:
             chunks = item.chunks * (1 + item.zigzag)
         elif isinstance(item, ChunkedOp):
             chunks = item.chunks
-        return how.scratch * points / (turns * chunks)
+        width = how.stored if self._traits.fuses_attention_scores else how.scratch
+        return width * points / (turns * chunks)

@@ -18,6 +18,7 @@ _TPU = XlaTraits(
     f32_dot_operand_bytes=2,
     keeps_dots_wide=True,
     makes_slots_at_loops=True,
+    fuses_attention_scores=True,
     fuses_one_hot_updates=True,
     fuses_weight_casts=True,
     stores_values_sliced_twice=True,
