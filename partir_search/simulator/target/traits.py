@@ -6,15 +6,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from partir_search.lowering.traits import LoweringTraits, described, trait
+from partir_search.lowering.traits import described, trait
 from partir_search.messages import validators
+from partir_search.simulator.target.chip_traits import ChipTraits
 from partir_search.simulator.target.trait_values import check_value, value_text
 
 AsyncAllGather = Literal["never", "arguments", "since_source"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class XlaTraits(LoweringTraits):
+class XlaTraits(ChipTraits):
     """Behaviour of XLA on one kind of device, for choices left open by the program.
 
     Defaults describe an unknown target. The metadata of each field gives meaning, unit and
@@ -239,34 +240,6 @@ class XlaTraits(LoweringTraits):
         "ZeRO-2 of LLaMA on v5e is predicted at 0.92..0.95 of the judged seconds without the trait,"
         " 0.95..0.98 with.",
     )
-    vmem_resident_fraction: float = trait(
-        0.5,
-        "fraction of Machine.vmem_bytes",
-        "Largest value that is prefetched into memory on the chip before a kernel reads the value.",
-        "v5e reads values of up to this size at 1.1 TB/s instead of 0.66. Gathers of up to 65.5 MB"
-        " are written to the VMEM of 128 MiB, gathers of 67 MB to main memory.",
-    )
-    vmem_value_fraction: float = trait(
-        0.25,
-        "fraction of Machine.vmem_bytes",
-        "Largest short-lived value that stays in memory on the chip.",
-        "v5e keeps whole intermediates in its VMEM of 128 MiB. Without the trait, programs below"
-        " 1.3 GB are predicted 20 to 120 MB too high.",
-    )
-    vmem_lifetime_kernels: int = trait(
-        6,
-        "kernels",
-        "Longest life of a value on the chip. A loop is one kernel, over microbatches several.",
-        "As `vmem_value_fraction`. Pipelines of 0.3 GB: 17 to 27 % too low as one kernel.",
-    )
-    vmem_held_fraction: float = trait(
-        0.5,
-        "fraction of the memory on the chip that short-lived values leave",
-        "Memory on the chip for operands and results of a loop over microbatches.",
-        "Eight pipelines of 0.25 to 0.8 GB compiled for v5e hold 33 to 117 MB of them there, of up"
-        " to a quarter of the memory on the chip each, and pipelines whose short-lived values fill"
-        " that memory hold none. Mean error of 17 peaks 4.1 %, 8.1 without; of 8 others 3.7, 5.2.",
-    )
     makes_slots_at_loops: bool = trait(
         False,
         "flag",
@@ -274,21 +247,6 @@ class XlaTraits(LoweringTraits):
         "XLA:TPU allocates zeros that a loop writes over where the loop starts, and totals of sums"
         " at the beginning of the program. Encoders and decoders compiled for v5e: 11 to 16 % too"
         " high without, 0.1 to 2.2 % too low with.",
-    )
-    vmem_kernel_bytes: int = trait(
-        1 << 22,
-        "bytes",
-        "Least bytes of a value of a kernel that counts in such a life, without partitions.",
-        "Logits of a Conformer on v5e: 15 % too high without; 0.5 to 16 MB predict the same.",
-    )
-    vmem_kernel_fraction: float = trait(
-        1 / 64,
-        "fraction of the bytes of the largest value",
-        "Least bytes of a value of such a kernel in a program of small values.",
-        "40 plans of 14 tiny models of the catalog compiled for v5e, 0.2 to 12 MB: peaks are 54 %"
-        " too low in the median with 0, 56 with 1/64, 59 with 1/16 and 1/4, 77 with 1. The rest is"
-        " padding, and values on the chip, which the compiler's peak of such programs counts. Plans"
-        " above 200 MB are predicted alike from 1/64 to 1/4.",
     )
     fuses_attention_scores: bool = trait(
         False,
