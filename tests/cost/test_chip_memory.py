@@ -90,3 +90,31 @@ def test_values_over_a_loop_over_microbatches_share_what_is_left() -> None:
 
     assert peak_with(0.0) >= 2 * LARGE
     assert peak_with(1.0) < 2 * LARGE
+
+
+def test_products_added_to_totals_run_after_the_layers() -> None:
+    """Their operands wait until then, and the products are never stored."""
+
+    def fn(x: Any, w: Any) -> Any:
+        def layer(h: Any, _: Any) -> tuple[Any, None]:
+            return jnp.tanh(h @ h.T) @ h, None
+
+        def body(total: Any, _: Any) -> tuple[Any, None]:
+            left = jnp.cumsum(x @ w, axis=1)
+            total = total + left.T @ left
+            h, _ = jax.lax.scan(layer, left[:, :512], None, length=2)
+            return total + h.sum(), None
+
+        return jax.lax.scan(body, jnp.zeros((4096, 4096)), None, length=2)[0]
+
+    module = module_of(fn, *ARGUMENTS)
+    (loop,) = (op for op in module.body.ops if op.regions)
+    loop.params = {**loop.params, ACCUMULATES: True}
+    peaks = []
+    for defers in (False, True):
+        machine = MACHINES["tpu_v5e"].with_traits(
+            defers_accumulated_products=defers, vmem_value_fraction=0.0
+        )
+        peaks.append(cost_of(state_of(module), machine).peak_bytes)
+    product = 4096 * 4096 * 4
+    assert peaks[0] - peaks[1] == pytest.approx(product, rel=0.5)

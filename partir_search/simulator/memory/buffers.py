@@ -9,6 +9,7 @@ from types import MappingProxyType
 from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.rule import OpRule
+from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.simulator.memory.aliases import Aliases, alias
 from partir_search.simulator.memory.dtypes import Dtypes
 from partir_search.simulator.memory.live_ranges import LiveRanges, live_ranges
@@ -88,8 +89,9 @@ def assign_inner_buffers(
     """
     edges = rules[op.id].data_flow
     carries = [carry_pairs(edges, number) for number in range(len(op.regions))]
+    defers = bool(op.params.get(ACCUMULATES)) and traits.defers_accumulated_products
     return tuple(
-        _region_buffers(region, rules, uses, dtypes, traits, outside, carries=pairs)
+        _region_buffers(region, rules, uses, dtypes, traits, outside, carries=pairs, defers=defers)
         for region, pairs in zip(op.regions, carries, strict=True)
     )
 
@@ -103,6 +105,7 @@ def _region_buffers(
     outside: Sources,
     in_donated: frozenset[int] = frozenset(),
     carries: CarryPairs = (),
+    defers: bool = False,
 ) -> Buffers:
     stored = materialize(region, rules, uses, dtypes, traits, outside)
     inner = {
@@ -111,4 +114,43 @@ def _region_buffers(
         if region.ops[at].regions
     }
     aliases = alias(stored, rules, dtypes, traits, in_donated, carries)
-    return Buffers(region, stored, aliases, live_ranges(stored, aliases, dtypes, traits), inner)
+    deferred = _accumulated_products(stored, rules, uses, carries, inner) if defers else {}
+    ranges = live_ranges(stored, aliases, dtypes, traits, deferred)
+    return Buffers(region, stored, aliases, ranges, inner)
+
+
+def _accumulated_products(
+    stored: Materialized,
+    rules: Sequence[OpRule],
+    uses: DefUse,
+    carries: CarryPairs,
+    inner: Mapping[int, tuple[Buffers, ...]],
+) -> dict[int, int]:
+    """By position of a product that is added to a carry alone, the position of the last loop.
+
+    See `XlaTraits.defers_accumulated_products`.
+
+    Args:
+      inner: by position of an op with regions, the buffers of each region.
+    """
+    region, last = stored.region, max(inner, default=-1)
+    totals = {x.id for result, _ in carries if isinstance(x := region.results[result], Value)}
+
+    def accumulated(value: Value) -> bool:
+        while value.id not in totals:
+            readers = uses.users[value.id]
+            if len(readers) != 1 or len(readers[0].results) != 1:
+                return False
+            rule = rules[readers[0].id]
+            if not (rule.elementwise or rule.moves):
+                return False
+            (value,) = readers[0].results
+        return True
+
+    return {
+        at: last
+        for at in stored.reads
+        if at < last
+        and rules[region.ops[at].id].contracts
+        and all(map(accumulated, region.ops[at].results))
+    }

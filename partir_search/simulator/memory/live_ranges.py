@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from types import MappingProxyType
 
 import numpy as np
 
@@ -40,14 +41,26 @@ class LiveRanges:
 
 
 def live_ranges(
-    stored: Materialized, aliases: Aliases, dtypes: Dtypes, traits: XlaTraits
+    stored: Materialized,
+    aliases: Aliases,
+    dtypes: Dtypes,
+    traits: XlaTraits,
+    deferred: Mapping[int, int] = MappingProxyType({}),
 ) -> LiveRanges:
-    """Live ranges of a region's stored values without its arguments."""
-    region, made, skipped = stored.region, stored.made, aliases.unallocated
+    """Live ranges of a region's stored values without its arguments.
+
+    Args:
+      deferred: by position of a product fused into the only reader of the product, the position
+        at which that kernel runs.
+    """
+    region, made, skipped = stored.region, stored.made, set(aliases.unallocated)
     end = max(len(region.ops) - 1, 0)
     returned = {x.id for x in region.results if isinstance(x, Value)}
     ends = {**stored.last, **{v: end for v in returned if v in made}, **aliases.released}
     starts = {**made, **(_slots(stored, returned) if traits.makes_slots_at_loops else {})}
+    for at, until in deferred.items():
+        skipped |= {r.id for r in region.ops[at].results}
+        ends.update((v, max(ends[v], until)) for v in stored.reads[at] if v in ends)
     live = [(starts[v], ends[v], v) for v in made if v not in skipped]
     weight = [dtypes.changed.get(v, 1.0) for v in made if v not in skipped]
     wide = [(made[v], stored.last_forward[v], v) for v in made if v in dtypes.wide_forward]

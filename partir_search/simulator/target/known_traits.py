@@ -17,6 +17,7 @@ UNKNOWN = XlaTraits()
 _TPU = XlaTraits(
     f32_dot_operand_bytes=2,
     keeps_dots_wide=True,
+    defers_accumulated_products=True,
     makes_slots_at_loops=True,
     fuses_attention_scores=True,
     fuses_one_hot_updates=True,
