@@ -37,7 +37,7 @@ class ChipTraits(LoweringTraits):
         "Memory on the chip for operands and results of a loop over microbatches.",
         "Eight pipelines of 0.25 to 0.8 GB compiled for v5e hold 33 to 117 MB of them there, of up"
         " to a quarter of the memory on the chip each, and pipelines whose short-lived values fill"
-        " that memory hold none. Mean error of 17 peaks 4.1 %, 8.1 without; of 8 others 3.7, 5.2.",
+        " that memory hold none. Mean error of 17 peaks 4.2 %, 8.3 without; of 8 others 3.7, 5.2.",
     )
     vmem_kernel_bytes: int = trait(
         1 << 22,
