@@ -90,7 +90,7 @@ def read_module(
         every primitive is kept.
       region_axes: maps axes of the mesh of a `shard_map` region to axes of the program's mesh; None
         if the names are equal.
-      platform: jax's name of the target platform, for branches by platform; "" if unknown.
+      platform: jax's name of the target platform, of branches by platform; "" if unknown.
     """
     reader = _Reader()
     reader.platform = platform

@@ -130,7 +130,7 @@ class OpRule:
       debug_only: a debugging tool, ignored in all decisions (see `passes/debug_ops.py`).
       accepts_any_layout: accepts operands in any layout; costs nothing.
       has_collectives: the local form contains collectives and must run on all devices.
-      row_major_on_cpu: results need a row-major layout on CPUs, whatever their consumers ask for.
+      row_major_on_cpu: results need a row-major layout on CPUs, in spite of all consumers.
       data_flow: edges between operands and results of the op and its regions.
       emit: runs the op, given emitters of its regions; None without regions.
       contracts: the op runs on matrix units; derived from `kind`.

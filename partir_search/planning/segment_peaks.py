@@ -38,8 +38,8 @@ class SegmentPeaks:
         pass, between windows and after the last, with no segment recomputed.
       forward: [windows] most live bytes from a segment's first op to the next segment's, with no
         segment recomputed.
-      shared: bytes that each segment without recomputation adds to a peak, besides; negative where
-        adjacent segments store a value between both.
+      shared: correction in bytes per segment without recomputation; negative if adjacent segments
+        store a value between both once.
     """
 
     windows: Sequence[Window]

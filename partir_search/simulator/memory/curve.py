@@ -79,9 +79,9 @@ class Curve:
       position: [R] position of each row's op, in the quotient if folded.
       covered: positions up to the next change of live values, row after row.
       cover: [R] first entry of each row in `covered`.
-      near: changes of values that may live in memory on the chip.
-      far: changes of all values that may not.
-      held: changes of values that may live there in the rows of `loops` only.
+      near: changes of values with a place in memory on the chip, if small enough.
+      far: changes of all values without.
+      held: changes of values with a place on the chip in the rows of `loops` only.
       loops: [R] rows of loops over microbatches.
       inside: curves of the regions of the region's ops.
       vmem_bytes: memory on the chip.

@@ -9,7 +9,7 @@ from partir_search.lowering.traits import LoweringTraits, trait
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ChipTraits(LoweringTraits):
-    """Values that XLA keeps in memory on the chip; fields of `XlaTraits`."""
+    """Values kept by XLA in memory on the chip; fields of `XlaTraits`."""
 
     vmem_resident_fraction: float = trait(
         0.5,
