@@ -48,10 +48,23 @@ def test_matrices_that_fill_tiles() -> None:
 
 
 def test_tiling_leaves_less_of_a_tile() -> None:
-    """A quarter of 256 lanes fills half of a tile: on each device half of all bytes."""
-    whole = peaks(pairs, f32(64, 256, 40), f32(64, 16, 40))
-    quarter = peaks(pairs, f32(64, 256, 40), f32(64, 16, 40), tiled=(0, 1))
-    assert [a / b for a, b in zip(quarter, whole, strict=True)] == [0.25, 0.5]
+    """A quarter of 256 lanes fills half of a tile: on each device half of all bytes. Where the
+    other dim is larger than the quarter, it becomes the innermost.
+    """
+    for other, share in ((16, 0.5), (256, 0.25)):
+        whole = peaks(pairs, f32(64, 256, 40), f32(64, other, 40))
+        quarter = peaks(pairs, f32(64, 256, 40), f32(64, other, 40), tiled=(0, 1))
+        assert [a / b for a, b in zip(quarter, whole, strict=True)] == [0.25, share]
+    few = peaks(pairs, f32(64, 64, 40), f32(64, 32, 40), tiled=(0, 1))
+    assert few == [64 * 16 * 32 * 4, 64 * 16 * 128 * 4]
+
+
+def test_arguments_are_padded() -> None:
+    """Videos f32[8, 4, 64, 64, 3] take 128 of 64 lanes, points f32[65536, 3] four of 3 sublanes."""
+    for shape, padding in (((8, 4, 64, 64, 3), 2.0), ((65536, 3), 4 / 3), ((256, 3, 8), 1.0)):
+        state = state_of(module_of(lambda x: x.sum(), f32(*shape)))
+        stored, written = (cost_of(state, m).argument_bytes for m in (TILED, ROUND))
+        assert stored == pytest.approx(padding * written)
 
 
 def test_slices_keep_the_order_of_their_dot() -> None:

@@ -30,7 +30,7 @@ class LeastPadding:
 
     Attributes:
       ids: [N] ids of the values.
-      sizes: [D, N] sizes of the dims, 1 beyond a value's rank.
+      sizes: [D, N] sizes of the dims, 0 beyond a value's rank.
       sublanes / lanes: elements of a tile.
     """
 
@@ -99,10 +99,9 @@ class LeastPadding:
 
     def _least(self, local: Floats) -> Floats:
         """[...] least padded over local elements of all orders, given [D, ...] local sizes."""
-        across = np.ceil(local / self.lanes) * self.lanes / local
+        across = _filled(local, np.float64(self.lanes))
         few = 2.0 ** np.ceil(np.log2(np.maximum(local, 1.0)))
-        tile = np.minimum(self.sublanes, few)
-        along = np.ceil(local / tile) * tile / local
+        along = _filled(local, np.minimum(self.sublanes, few))
         least, second = np.partition(along, 1, axis=0)[:2]
         others = np.where(along > least, least, second)  # least of the further dims
         found: Floats = np.min(across * others, axis=0)
@@ -113,13 +112,19 @@ def least_padding(values: Iterable[Value], sublanes: int, lanes: int) -> LeastPa
     """Padding of values; small ones and vectors have none."""
     held = [v for v in values if v.type.nbytes >= LEAST_BYTES and _is_matrix(v.type.shape)]
     rank = max((len(v.type.shape) for v in held), default=2)
-    sizes = [(*v.type.shape, *[1] * (rank - len(v.type.shape))) for v in held]
+    sizes = [(*v.type.shape, *[0] * (rank - len(v.type.shape))) for v in held]
     return LeastPadding(
         ids=np.array([v.id for v in held], dtype=np.int64),
         sizes=np.array(sizes, dtype=np.float64).reshape(len(held), rank).T,
         sublanes=sublanes,
         lanes=lanes,
     )
+
+
+def _filled(local: Floats, tile: Floats | np.float64) -> Floats:
+    """Elements of whole tiles over elements of a dim, infinite for dims beyond a value's rank."""
+    found: Floats = np.ceil(local / tile) * tile / np.maximum(local, np.finfo(np.float64).tiny)
+    return np.where(local > 0, found, np.inf)
 
 
 def _is_matrix(shape: Sequence[int]) -> bool:

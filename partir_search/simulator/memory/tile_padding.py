@@ -1,12 +1,12 @@
 """Padding of stored values whose minor dims fill no tile of the memory (`XlaTraits.tile_lanes`).
 
-XLA:TPU stores arrays in tiles of 8 x 128 elements of the two minor dims, and mostly chooses an
-order of dims without padding (a batch innermost), or the order of the least padding
+XLA:TPU stores arrays in tiles of 8 x 128 elements of the two minor dims. Arguments have the order
+of dims with the least padding on one device, and so mostly have results of kernels
 (`memory/least_padding.py`). Four kinds of values have fixed minor dims:
 
-- of a batched dot, the dims of the two matrices, the larger one innermost;
+- of a batched dot, the dims of the two matrices, in the order of less padding on one device;
 - operands of batched dots alone (`memory/operand_dims.py`);
-- of images, batch and features, in either order (`memory/image_dims.py`);
+- of images, batch and features, in the order of less padding (`memory/image_dims.py`);
 - of a scatter into rows, the last dims; the first reader copies the result into an order
   without padding, as dots without batch dims copy results of batched dots without further readers.
 
@@ -36,11 +36,18 @@ from partir_search.simulator.target.traits import XlaTraits
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MinorDim:
-    """A minor dim of a value: the dim, its size, and the elements of a tile along the dim."""
+    """A minor dim of a value.
+
+    Attributes:
+      size: of the dim.
+      unit: elements of a tile along the dim.
+      source: size of the dim in the value that decides on the order: the dot's result for a slice.
+    """
 
     dim: int
     size: int
     unit: int
+    source: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -51,6 +58,7 @@ class TilePadding:
     ids: Ints
     dims: Ints  # [2, ids]
     sizes: Floats  # [2, ids]
+    sources: Floats  # [2, ids]
     tiles: Floats  # [2, ids]
     lanes: int
     either: Bools  # [ids]
@@ -70,16 +78,18 @@ class TilePadding:
             split = np.ones(self.dims.shape)
             for rows, size in zip(partition.axes, partition.mesh.sizes, strict=True):
                 split[self.dims == rows.tile_row[self.ids]] *= size
-            local = self.sizes / split
-            factors = _padding(local, self.tiles, self.lanes).prod(axis=0)
-            if self.either.any():
-                turned = _padding(local[::-1], self.tiles, self.lanes).prod(axis=0)
-                factors = np.where(self.either, np.minimum(factors, turned), factors)
-            nbytes[self.ids] *= factors
+            local, sources = self.sizes / split, self.sources / split
+            turned = self.either & (self._factors(sources[::-1]) < self._factors(sources))
+            nbytes[self.ids] *= self._factors(np.where(turned, local[::-1], local))
         if len(self.least.ids):
             ids, factors = self.least.factors(partition)
             nbytes[ids] *= factors
         return nbytes
+
+    def _factors(self, local: Floats) -> Floats:
+        """[ids] padded over local elements, given [2, ids] local sizes, the innermost first."""
+        found: Floats = _padding(local, self.tiles, self.lanes).prod(axis=0)
+        return found
 
     def __contains__(self, v: int) -> bool:
         return v in self.minor or v in self.least
@@ -88,23 +98,24 @@ class TilePadding:
         """[...] padded bytes over bytes of a value tiled by [..., axes] codes."""
         if v in self.least:
             return self.least.of_codes(v, codes, mesh_sizes)
-        minors, shape = self.minor[v], codes.shape[:-1]
-        units = [np.float64(minor.unit) for minor in minors]
-        local = [
-            minor.size / np.prod(np.where(codes == minor.dim, mesh_sizes, 1.0), axis=-1)
-            for minor in minors
+        minors = self.minor[v]
+        units = np.array([minor.unit for minor in minors])
+        split = [
+            np.prod(np.where(codes == minor.dim, mesh_sizes, 1.0), axis=-1) for minor in minors
         ]
 
-        def padding(sizes: Sequence[Floats]) -> Floats:
-            found = np.ones(shape)
-            for size, unit in zip(sizes, units, strict=True):
-                found *= _padding(size, unit, self.lanes)
+        def factors(sizes: Sequence[int], *, turned: bool) -> Floats:
+            local = np.array([size / n for size, n in zip(sizes, split, strict=True)])
+            tiles = units.reshape(2, *[1] * (local.ndim - 1))
+            found: Floats = _padding(local[::-1] if turned else local, tiles, self.lanes).prod(0)
             return found
 
-        found = padding(local)
-        if self.either[np.flatnonzero(self.ids == v)[0]]:
-            return np.minimum(found, padding(local[::-1]))
-        return found
+        sizes, sources = [m.size for m in minors], [m.source for m in minors]
+        found = factors(sizes, turned=False)
+        if not self.either[np.flatnonzero(self.ids == v)[0]]:
+            return found
+        better = factors(sources, turned=True) < factors(sources, turned=False)
+        return np.where(better, factors(sizes, turned=True), found)
 
 
 def _padding(local: Floats, tiles: Floats | np.float64, lanes: int) -> Floats:
@@ -125,42 +136,43 @@ def tile_padding(
       stored: ids of stored values; further values are padded by known minor dims alone.
     """
     minor: dict[int, tuple[MinorDim, ...]] = {}
-    either: Set[int] = frozenset()
+    by_rows: set[int] = set()
     if traits.tile_lanes > 1:
-        _find(module.body, rules, traits, minor, set())
+        _find(module.body, rules, traits, minor, by_rows)
         units, uses = (traits.tile_lanes, traits.tile_sublanes), def_use(module)
         for v in list(read_by_plain_dots(module, rules, uses, minor)):
             del minor[v]
         images = image_dims(module, rules)
-        either = images.keys() - minor.keys()
         wanted = operand_dims(module, rules, uses)
-        either -= wanted.keys()
         for v, minors in {**images, **wanted}.items():
-            if v not in minor:
+            if v not in minor and uses.makers[v] is not None:
                 rank = len(module.values[v].type.shape)  # no dim, which no tiling splits
                 minor[v] = tuple(
-                    MinorDim(dim if dim != NONE else rank, size, unit)
+                    MinorDim(dim if dim != NONE else rank, size, unit, size)
                     for (dim, size), unit in zip(minors, units, strict=True)
                 )
-    of_order = np.unique(np.concatenate(list(stored))) if traits.tile_lanes > 1 else ()
-    values = (module.values[v] for v in of_order if v not in minor)
+    of_order = {v for ids in stored for v in ids.tolist()} | {v.id for v in module.body.args}
+    values = (
+        module.values[v] for v in sorted(of_order) if v not in minor and traits.tile_lanes > 1
+    )
     least = least_padding(values, traits.tile_sublanes, traits.tile_lanes)
     held = [(v, m) for v, m in minor.items() if module.values[v].type.nbytes]
 
     def column(name: str, number: int) -> list[int]:
         return [getattr(m[number], name) for _, m in held]
 
-    dims, sizes, tiles = (
-        np.array([column(name, 0), column(name, 1)]) for name in ("dim", "size", "unit")
+    dims, sizes, sources, tiles = (
+        np.array([column(name, 0), column(name, 1)]) for name in ("dim", "size", "source", "unit")
     )
     return TilePadding(
         minor=dict(held),
         ids=np.array([v for v, _ in held], dtype=np.int64),
         dims=dims.astype(np.int64),
         sizes=sizes.astype(np.float64),
+        sources=sources.astype(np.float64),
         tiles=tiles.astype(np.float64),
         lanes=traits.tile_lanes,
-        either=np.array([v in either for v, _ in held], dtype=np.bool_),
+        either=np.array([v not in by_rows for v, _ in held], dtype=np.bool_),
         least=least,
     )
 
@@ -180,13 +192,15 @@ def _find(
         for result, dims in zip(op.results, rule.results, strict=False):
             shape = result.type.shape
             own = _own_dims(op, rule, dims, shape)
-            lane, sublane = own or _kept(op, rule, result, minor, scattered)
+            kept = None if own else _kept(op, rule, result, minor, scattered)
+            lane, sublane = own or ([m.dim for m in kept] if kept else (NONE, NONE))
             if own and rule.role is Role.SCATTER:
                 scattered.add(result.id)
             if lane != NONE:
+                sources = [m.source for m in kept] if kept else [shape[lane], shape[sublane]]
                 minor[result.id] = (
-                    MinorDim(lane, shape[lane], traits.tile_lanes),
-                    MinorDim(sublane, shape[sublane], traits.tile_sublanes),
+                    MinorDim(lane, shape[lane], traits.tile_lanes, sources[0]),
+                    MinorDim(sublane, shape[sublane], traits.tile_sublanes, sources[1]),
                 )
 
 
@@ -214,19 +228,18 @@ def _kept(
     result: Value,
     minor: Mapping[int, tuple[MinorDim, ...]],
     scattered: Set[int],
-) -> tuple[int, int]:
-    """(innermost, second innermost) dim in memory of an elementwise op's or a slice's result.
+) -> tuple[MinorDim, ...] | None:
+    """Minor dims of the operand whose order an elementwise op's or a slice's result keeps.
 
-    Those of the first operand of equal rank with known ones; NONE otherwise.
+    The first operand of equal rank with known ones.
     """
     if rule.kind is Kind.ELEMENTWISE or rule.role is Role.SLICE:
         for operand in _operands(op):
             if operand.id not in minor or operand.id in scattered:
                 continue
             if len(operand.type.shape) == len(result.type.shape):
-                lane, sublane = minor[operand.id]
-                return lane.dim, sublane.dim
-    return NONE, NONE
+                return minor[operand.id]
+    return None
 
 
 def _operands(op: Op) -> Iterator[Value]:
