@@ -168,8 +168,8 @@ def model_fold(
         padding=tile_padding(module, rules, traits, [live, *regions.stored]),
         read_until=(),
         overwritten={
-            folded.class_of[dot]: folded.class_of[v]
-            for dot, v in buffers.aliases.overwritten.items()
+            folded.class_of[dot]: (folded.class_of[v], folded.body.op_of[last])
+            for dot, (v, last) in buffers.aliases.overwritten.items()
             if folded.class_of[dot] >= 0 and folded.class_of[v] >= 0
         },
     )

@@ -133,10 +133,16 @@ def test_minor_dims_of_images(tiled: tuple[int, int] | None, padding: int) -> No
 
 @pytest.mark.parametrize("tiled, saved", [(None, 1), ((1, 1), 0), ((2, 1), 0.25)])
 def test_epilogues_in_place(tiled: tuple[int, int] | None, saved: float) -> None:
-    """A product writes into the buffer of the sorted factor, but not beside an all_reduce."""
+    """A product writes into the buffer of the sorted factor or sign, but not beside an
+    all_reduce, also where no op after the product reads the sorted array itself.
+    """
 
-    def fn(x: Any, a: Any, b: Any) -> Any:
+    def factor(x: Any, a: Any, b: Any) -> Any:
         return jnp.sort(x, axis=0) * (a @ b)
 
+    def sign(x: Any, a: Any, b: Any) -> Any:
+        return jnp.where(jnp.sort(x, axis=0) > 0, a @ b, 0)
+
     args, told = (X, f32(64, 32), f32(32, 128)), {"in_place_elementwise": False}
-    assert more(fn, *args, tiled=tiled, trait="epilogues_write_in_place", **told) == -saved * SIZE
+    told |= {"tiled": tiled, "trait": "epilogues_write_in_place"}
+    assert [more(fn, *args, **told) for fn in (factor, sign)] == [-saved * SIZE] * 2

@@ -36,21 +36,22 @@ class Aliases:
       released: by id of a value whose buffer a later value reuses, the last position at which the
         buffer counts as the value's.
       updates: positions of kernels with the second operand written into the buffer of the first.
-      overwritten: by id of a dot's result, the operand of the epilogue in the same buffer.
+      overwritten: by id of a dot's result, the operand of the epilogue in the same buffer, and the
+        last position of the operand's own buffer if the epilogue is a kernel of its own.
     """
 
     region: Region
     unallocated: Set[int]
     released: Mapping[int, int]
     updates: Sequence[int]
-    overwritten: Mapping[int, int]
+    overwritten: Mapping[int, tuple[int, int]]
 
     def __str__(self) -> str:
         rows: list[tuple[object, ...]] = [
             (v, "in the buffer of an argument or a carry") for v in self.unallocated
         ]
         rows += [(v, f"buffer reused after {at}") for v, at in self.released.items()]
-        rows += [(dot, f"in the buffer of value {v}") for dot, v in self.overwritten.items()]
+        rows += [(dot, f"in the buffer of value {v}") for dot, (v, _) in self.overwritten.items()]
         rows += [
             (op.results[0].id, f"writes into {op.operands[0]}")
             for op in map(self.region.ops.__getitem__, self.updates)
@@ -77,7 +78,7 @@ def alias(
     returned = {x.id for x in region.results if isinstance(x, Value)}
     dies = {v: at for v, at in stored.last.items() if v not in returned}
     released: dict[int, int] = {}
-    overwritten: dict[int, int] = {}
+    overwritten: dict[int, tuple[int, int]] = {}
     for at in stored.reads:
         if (op := region.ops[at]).regions:
             aliased = aliased_operands(op, rules[op.id].data_flow, at, made, dies)
@@ -92,8 +93,8 @@ def alias(
     owned = made.keys() | {region.args[arg].id for _, arg in carries}
     if traits.epilogues_write_in_place:
         for dot, v in _written_by_epilogues(stored, rules, dies, dtypes).items():
+            overwritten[dot] = v, released.get(v, dies[v])
             released[v] = max(min(released.get(v, made[dot]), made[dot] - 1), made[v])
-            overwritten[dot] = v
     updates = [at for at in stored.reads if _updates(region.ops[at], rules, at, owned, dies)]
     return Aliases(region, unallocated, released, updates, overwritten)
 

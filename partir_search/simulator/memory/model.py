@@ -31,7 +31,8 @@ class MemoryModel:
       live_values: ids of values with live ranges in the body.
       padding: of values that fill no tiles.
       read_until: [values] see `memory/recomputed_reads.py`.
-      overwritten: by id of a dot's result, the earlier value in its buffer (`memory/aliases.py`).
+      overwritten: by id of a dot's result, the earlier value in its buffer, and that value's last
+        position without the epilogue (`memory/aliases.py`).
     """
 
     nbytes: Floats
@@ -43,7 +44,7 @@ class MemoryModel:
     live_values: Ints
     padding: TilePadding
     read_until: Sequence[int]
-    overwritten: Mapping[int, int]
+    overwritten: Mapping[int, tuple[int, int]]
 
     def __str__(self) -> str:
         rows = [

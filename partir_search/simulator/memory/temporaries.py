@@ -170,8 +170,8 @@ class _Builder:
             self.extra[at] += self._nbytes[source.value.id] * together
         if isinstance(step, Reduction) and source.value.id in self._memory.overwritten:
             # The epilogue is a second kernel: no dot writes into the operand's buffer.
-            kept = self._memory.overwritten[source.value.id]
-            self.extra[at : self._facts.last_use[kept] + 1] += self._nbytes[kept] * together
+            kept, last = self._memory.overwritten[source.value.id]
+            self.extra[at : last + 1] += self._nbytes[kept] * together
         if isinstance(step, AllGather) and reshard.op is not None and not argument:
             self._send(source, reshard.op, cost, at)
             if reshard.regather and self._traits.async_all_gather != "never":
