@@ -40,6 +40,9 @@ TINY: dict[str, dict[str, Any]] = {
     "video_encoder": {"batch": 2, "frames": 4, "side": 8, "widths": (4, 8), "classes": 5},
     "audio_separator": {"batch": 2, "length": 32, "widths": (4, 8), "sources": 2, "width": 5},
     "fourier_operator": {"batch": 2, "side": 8, "d": 4, "modes": 2, "layers": 2, "past": 3},
+    "recurrent_policy": {"batch": 2, "steps": 3, "side": 16, "widths": (4, 4, 8), "d": 8},
+    "speech_codec": {"batch": 2, "length": 256, "widths": (4, 8), "codes": 8, "window": 16},
+    "molecule_diffusion": {"batch": 2, "atoms": 4, "kinds": 3, "d": 8, "layers": 1},
 }
 
 

@@ -11,4 +11,5 @@ PROGRAMS = (
     *("capsules", "set_detector", "neural_sde", "radiance_field", "diffusion_transformer"),
     *("long_convolution", "point_cloud", "transducer", "splatting", "image_vae"),
     *("video_encoder", "audio_separator", "fourier_operator"),
+    *("recurrent_policy", "speech_codec", "molecule_diffusion"),
 )
