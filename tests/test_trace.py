@@ -91,9 +91,9 @@ def test_microbatches_do_not_trace_the_whole_step_again(monkeypatch: pytest.Monk
     """Every number of microbatches is a rewrite of one trace."""
     calls: list[str] = []
 
-    def read(jitted: Any, call: Any, args: Any, kwargs: Any, name: str, *rest: Any) -> Any:
+    def read(jitted: Any, call: Any, args: Any, kwargs: Any, name: str, **rest: Any) -> Any:
         calls.append(name)
-        return read_call(jitted, call, args, kwargs, name, *rest)
+        return read_call(jitted, call, args, kwargs, name, **rest)
 
     monkeypatch.setattr(pipeline, "read_call", read)
     machine = dataclasses.replace(ps.MACHINES["cpu"], hbm_bytes=100)
