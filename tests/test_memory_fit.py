@@ -210,6 +210,22 @@ def test_the_fewest_segments_are_found(error: Callable[[int], float]) -> None:
             assert min(peaks.peak([s for s in chosen if s != left]) for left in chosen) > limit
 
 
+def test_one_plan_corrects_what_segments_left_alone_share() -> None:
+    """Segments without recomputation take a byte less than predicted: the second plan is exact."""
+    peaks = layers((5.0, 1.0), (2.0, 1.0))
+    true, made = dataclasses.replace(peaks, shared=-1.0), list[Any]()
+
+    def at(segments: Sequence[Any]) -> Any:
+        made.append(tuple(segments))
+        seconds = 30.0 - peaks.saved(segments)
+        cost = types.SimpleNamespace(peak_bytes=true.peak(segments), seconds=seconds)
+        return types.SimpleNamespace(cost=cost)
+
+    _, chosen = _fewest(at, at(tuple(KINDS)), peaks, KINDS, 84.0, lambda cost: cost.seconds)
+    assert chosen == made[-1] == true.fewest(84.0, KINDS)
+    assert len(made) == 3
+
+
 @pytest.mark.parametrize("fits_at", [1, 2, 3, 6])
 def test_the_fewest_scans_are_found(fits_at: int) -> None:
     def at(segments: Sequence[Any]) -> Any:

@@ -17,6 +17,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 
 import partir_search as ps
+from partir_search.ir.reading.platforms import runs_of_branches
+from partir_search.simulator.target.device_kinds import platform_of
 
 Fn = Callable[[jax.Array, jax.Array], Any]
 
@@ -200,10 +202,13 @@ def test_barrier_keeps_tilings() -> None:
 def test_one_branch_by_platform_is_priced(mesh: jax.sharding.Mesh) -> None:
     """The branch of the devices' platform counts; of an abstract mesh's, the machine's."""
 
-    def step(x: Any) -> Any:
-        return lax.platform_dependent(x, tpu=lambda x: x - x.sum(1, keepdims=True), cpu=jnp.sin)
+    def sums(x: Any) -> Any:
+        return jnp.sort(jnp.tile(x, (8, 1)), 0)[: len(x)] - x.sum(1, keepdims=True)
 
-    x = jnp.ones((8, 8))
+    def step(x: Any) -> Any:
+        return lax.platform_dependent(x, tpu=sums, cpu=jnp.sin)
+
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
     split = [ps.ManualPartition({"x": 1}, axis="batch")]
     here, abstract = (
         ps.auto_partition(where, machine="tpu_v5e", schedule=split)(step)
@@ -213,3 +218,18 @@ def test_one_branch_by_platform_is_priced(mesh: jax.sharding.Mesh) -> None:
     assert ps.stablehlo_counts(here.lower(x).as_text()) == here.plan(x).collective_counts
     assert [c.kind for c in abstract.plan(x).collectives] == ["all_reduce"]
     assert abstract.plan(x).cost.seconds > here.plan(x).cost.seconds
+    assert abstract.plan(x).cost.peak_bytes > here.plan(x).cost.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("platform", "runs"),
+    [("cpu", (1, 0, 0)), ("cuda", (0, 1, 0)), ("rocm", (0, 0, 1)), ("", (1, 1, 1))],
+)
+def test_branches_of_platforms(platform: str, runs: tuple[int, ...]) -> None:
+    assert runs_of_branches((("cpu",), ("tpu", "cuda"), None), platform) == runs
+
+
+def test_platforms_of_device_kinds() -> None:
+    kinds = {"TPU v5 lite": "tpu", "tpu_v3": "tpu", "NVIDIA H200": "cuda", "a100_40gb": "cuda"}
+    kinds |= {"mi300x": "rocm", "AMD Instinct MI250": "rocm", "cpu": "cpu", "NVIDIA GH200": ""}
+    assert {kind: platform_of(kind) for kind in kinds} == kinds

@@ -214,7 +214,7 @@ class PlanFacts(Layouts, Rewritten):
         return self._planned.model.simulate(self.program, record=True)
 
     def segments(self, mesh: Any = None) -> Segments:
-        """Distinct segments of the device-local program, each a function that runs on its own.
+        """Unique segments of the device-local program, as runnable functions.
 
         Args:
           mesh: `jax.sharding.Mesh` of the devices that segments are to run on, where these are not

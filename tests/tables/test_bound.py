@@ -79,7 +79,10 @@ def test_gathers_run_beside_no_more_compute_than_the_bound(name: str) -> None:
     for subset, visited in ((every, labels), (kept, labels), (alone.T, alone)):
         ordered = tables.ordered((0, 1)).restricted(subset)
         hiding = HidingCompute(ordered.kernels, ordered.regions, orders, trips_of(game.model))
-        before = [hiding.before(use).mean() for use in ordered.uses]
+        bounds = [hiding.before(use) for use in ordered.uses]
+        before = [
+            np.sum([s * m for s, m in zip(b.shares, b.most, strict=True)], axis=0) for b in bounds
+        ]
         widest.append(sum(float(each.max()) for each in before))
         for each in visited:
             at = np.array([k.searchsorted(x) for k, x in zip(subset, each, strict=True)])

@@ -15,5 +15,7 @@ def runs_of_branches(platforms: Sequence[Sequence[str] | None], platform: str) -
     """
     named = [i for i, names in enumerate(platforms) if names is not None and platform in names]
     default = [i for i, names in enumerate(platforms) if names is None and platform]
-    kept = (named or default or range(len(platforms)))[: 1 if named or default else None]
-    return tuple(int(i in kept) for i in range(len(platforms)))
+    if not named and not default:
+        return (1,) * len(platforms)
+    (kept, *_) = named or default
+    return tuple(int(i == kept) for i in range(len(platforms)))

@@ -124,10 +124,12 @@ class _Builder:
                 self.extra[at] += self._regions(scheduled, number, item)
 
     def _regions(self, scheduled: ScheduledRegion, number: int, item: LocalOp) -> float:
-        """Peak bytes inside the regions of instruction number `number`."""
+        """Peak bytes inside the regions that run of instruction number `number`."""
         peak = 0.0
         curves = self._memory.regions.curves[item.op.id]
-        for (inside, _), curve in zip(scheduled.inner[number], curves, strict=True):
+        for (inside, trips), curve in zip(scheduled.inner[number], curves, strict=True):
+            if not trips:
+                continue
             live, most = curve.cached_bytes_at(self._nbytes)
             if inside is not None:
                 inner = _Builder(

@@ -43,14 +43,6 @@ class Before:
     shares: Sequence[float]
     most: Sequence[Floats]
 
-    def mean(self) -> Floats:
-        """Average over all runs."""
-        found: Floats = sum(
-            (share * most for share, most in zip(self.shares, self.most, strict=True)),
-            np.zeros(()),
-        )
-        return found
-
 
 class HidingCompute:
     """Largest seconds of compute by stretch of a region and label."""

@@ -55,7 +55,9 @@ def read_peak(
     ops = model.module.body.ops
     at_row = int(memory.curve.position[row])
     if at_row < len(ops) and ops[at_row].regions:
-        inner = _inside(memory.regions.curves[ops[at_row].id], nbytes)
+        curves, trips = memory.regions.curves, model.rules[ops[at_row].id].data_flow.trip_counts
+        pairs = zip(curves[ops[at_row].id], trips, strict=True)
+        inner = _inside([curve for curve, n in pairs if n], nbytes)
         per_value[: len(inner)] += inner
         builder.constant -= float(inner @ nbytes[: len(inner)])
     for v in np.flatnonzero(per_value).tolist():
@@ -120,7 +122,9 @@ def _tiles(rule: OpRule, codes: Ints, dims: Dims) -> Ints:
 
 
 def _inside(curves: Sequence[Curve], nbytes: Floats) -> Floats:
-    """[values] weights of the highest row of all regions of an op."""
+    """[values] weights of the highest row of regions, given the regions' curves."""
+    if not curves:
+        return np.zeros(0)
     live = [curve.cached_bytes_at(nbytes) for curve in curves]
     highest = max(range(len(curves)), key=lambda i: live[i][1])
     return curves[highest].row_weights(int(np.argmax(live[highest][0])), nbytes)[0]
