@@ -15,7 +15,7 @@ from models.transformer import TransformerConfig, example_args, make_train_step,
 from partir_search.aot.hlo import CompiledCollective, axes_of, hlo_collectives
 from partir_search.aot.targets import Target
 from partir_search.aot.verify import compare
-from partir_search.aot.xla_changes import merged
+from partir_search.aot.xla_changes import complex_parts, merged, whole_reductions
 
 MESH = ps.MeshShape(("batch", "model"), (4, 4))
 ROWS = "{{0,4,8,12},{1,5,9,13},{2,6,10,14},{3,7,11,15}}"
@@ -211,6 +211,21 @@ def test_merged_gathers_may_have_become_reductions() -> None:
     named = list(merged(missing, {}, compiled))
     assert named == ["1 all_gather along batch merged with equal ones"]
     assert missing[gathers] == collections.Counter({8: 1})
+
+
+def test_parts_of_complex_numbers_may_have_become_reductions() -> None:
+    """Two parts of each of two reduce_scatters are all_reduces; a fifth all_reduce is unknown."""
+    scatters, reductions = ("reduce_scatter", ("batch",)), ("all_reduce", ("batch",))
+    pairs = {scatters: collections.Counter({64: 2})}
+    missing = {scatters: collections.Counter({64: 2})}
+    extra = {scatters: collections.Counter[int](), reductions: collections.Counter({64: 5})}
+    named = [*complex_parts(extra, pairs), *whole_reductions(missing, extra)]
+    assert named == [
+        "2 reduce_scatter along batch of complex numbers move in parts",
+        "2 reduce_scatter along batch became all_reduce + slice",
+    ]
+    assert not missing[scatters]
+    assert extra[reductions] == collections.Counter({64: 1})
 
 
 def test_what_is_made_again_is_named(small_plan: ps.Plan) -> None:

@@ -14,6 +14,7 @@ from partir_search.ir.mesh import MeshShape
 
 Key = tuple[str, tuple[str, ...]]  # kind and axes
 Rest = dict[Key, "collections.Counter[int]"]  # unmatched collectives by number of elements
+WHOLE = ("reduce_scatter", "all_gather")  # kinds that XLA may turn into an all_reduce
 # (elements, runs per step) of each collective; None in a loop of unknown trip count.
 Runs = Mapping[Key, Sequence[tuple[int, int | None]]]
 
@@ -24,13 +25,19 @@ def surplus(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> collections.C
 
 
 def complex_parts(extra: Rest, pairs: Rest) -> Iterator[str]:
-    """XLA:TPU moves the real and imaginary parts of complex numbers separately."""
-    for key, counts in pairs.items():
-        both = extra[key] & counts
-        if both:
-            extra[key] = extra[key] - both
-            kind, axes = key
-            yield f"{both.total()} {kind} along {', '.join(axes)} of complex numbers move in parts"
+    """XLA:TPU moves the real and imaginary parts of complex numbers separately, each perhaps as an
+    all_reduce (`whole_reductions`).
+    """
+    for (kind, axes), counts in pairs.items():
+        second = counts  # parts beside the predicted ones
+        for into in dict.fromkeys((kind, *(["all_reduce"] if kind in WHOLE else []))):
+            both = extra.get((into, axes), collections.Counter()) & second
+            if both:
+                extra[into, axes] = extra[into, axes] - both
+                second = second - both
+        parts = (counts - second).total()
+        if parts:
+            yield f"{parts} {kind} along {', '.join(axes)} of complex numbers move in parts"
 
 
 def unrolled(
@@ -104,7 +111,7 @@ def whole_reductions(missing: Rest, extra: Rest) -> Iterator[str]:
     """
     for (kind, axes), counts in list(missing.items()):
         other = extra.get(("all_reduce", axes))
-        if kind not in ("reduce_scatter", "all_gather") or not other:
+        if kind not in WHOLE or not other:
             continue
         both = counts & other
         if both:
@@ -145,7 +152,7 @@ def merged(missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]
     """
     for key, counts in list(missing.items()):
         there = {n for n, _ in compiled[key]}
-        if key[0] in ("reduce_scatter", "all_gather"):
+        if key[0] in WHOLE:
             there |= {n for n, _ in compiled.get(("all_reduce", key[1]), ())}
         merged = collections.Counter({n: c for n, c in counts.items() if n in there})
         if merged:
