@@ -228,6 +228,27 @@ def test_parts_of_complex_numbers_may_have_become_reductions() -> None:
     assert extra[reductions] == collections.Counter({64: 1})
 
 
+def test_gathers_of_broadcast_values_may_gather_the_source() -> None:
+    """Features f32[16, 32] are repeated along rows and along columns, and then gathered."""
+
+    def step(x: jax.Array) -> list[jax.Array]:
+        sides = [jnp.broadcast_to(jnp.expand_dims(x, dim), (16, 16, 32)) for dim in (0, 1)]
+        return [jnp.sort(side, axis=-1) for side in sides]
+
+    tactics, mesh = [ps.ManualPartition({"x": 1}, axis="batch")], AbstractMesh((8,), ("batch",))
+    step = ps.auto_partition(mesh, schedule=tactics, machine="tpu_v5e")(step)
+    plan = step.plan(jax.ShapeDtypeStruct((16, 32), jnp.float32))
+    assert [(c.kind, c.bytes // 4) for c in plan.collectives] == [("all_gather", 16 * 16 * 32)] * 2
+    gathers = [CompiledCollective("all_gather", n, 4, None) for n in (16 * 32, 16 * 31)]
+    changes, rest = compare(plan.program, gathers[:1])[1:]
+    assert changes == (
+        "2 all_gather of broadcast values along batch became 1 of the values before the broadcast",
+    )
+    assert not rest
+    assert len(compare(plan.program, gathers)[2]) == 1  # of another size
+    assert len(compare(plan.program, gathers[1:])[2]) == 2
+
+
 def test_what_is_made_again_is_named(small_plan: ps.Plan) -> None:
     """XLA:TPU gathers once more what it let go of: that instruction's name ends in `.remat`."""
     gathers = [

@@ -23,6 +23,7 @@ from partir_search.aot.xla_changes import (
     Rest,
     combined,
     complex_parts,
+    gathered_sources,
     halos,
     merged,
     narrowed,
@@ -32,10 +33,20 @@ from partir_search.aot.xla_changes import (
     unrolled,
     whole_reductions,
 )
+from partir_search.ir.analysis.def_use import def_use
+from partir_search.ir.core import Op
 from partir_search.ir.mesh import MeshShape
+from partir_search.ir.role import Role
+from partir_search.ir.rule import OpRule
 from partir_search.lowering.halo import crossed
 from partir_search.lowering.local_ir import LocalProgram, Reshard
-from partir_search.lowering.reshard_steps import COLLECTIVES, HaloPermute, Permute, ReshardStep
+from partir_search.lowering.reshard_steps import (
+    COLLECTIVES,
+    AllGather,
+    HaloPermute,
+    Permute,
+    ReshardStep,
+)
 from partir_search.messages.console import grouped, new_table, text_of
 from partir_search.simulator.simulator import CostModel
 
@@ -182,6 +193,8 @@ def compare(
     planned: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     runs: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     pairs: Rest = collections.defaultdict(collections.Counter)  # of complex numbers
+    repeated: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
+    makers = def_use(program.partition.module).makers
 
     def plan(key: Key, elements: int, itemsize: int, times: int) -> None:
         if elements:  # XLA removes the others (empty slices of an associative scan)
@@ -196,6 +209,9 @@ def compare(
             plan((reshard.step.kind, axes), elements, round(size * width(reshard)), times)
             if jnp.issubdtype(reshard.source.value.type.dtype, np.complexfloating):
                 pairs[reshard.step.kind, axes][elements] += 1
+            copies = _copies(reshard, makers, program.partition.rules)
+            if copies > 1:
+                repeated[reshard.step.kind, axes].append((elements, elements // copies))
     for own, _, times in program.own_collectives():
         axes = tuple(n for n in mesh.whole if n in own.axes and mesh.as_dict()[n] > 1)
         plan((own.kind, axes), own.nbytes // own.itemsize, own.itemsize, times)
@@ -218,7 +234,8 @@ def compare(
     )
     missing = {k: surplus(planned[k], compiled[k]) for k in order}
     extra = {k: surplus(compiled[k], planned[k]) for k in order}
-    changes = [*complex_parts(extra, pairs), *unrolled(missing, extra, runs, compiled_runs)]
+    changes = [*complex_parts(extra, pairs), *gathered_sources(missing, extra, repeated)]
+    changes += [*unrolled(missing, extra, runs, compiled_runs)]
     changes += [*whole_reductions(missing, extra), *halos(extra, found, mesh)]
     changes += combined(missing, extra, compiled)
     changes += [*merged(missing, extra, compiled), *combined(missing, extra, compiled)]
@@ -246,6 +263,19 @@ def _bytes(sizes: Sequence[tuple[int, int]], runs: Sequence[tuple[int, int | Non
             return None
         total += elements * itemsize * times
     return total
+
+
+def _copies(reshard: Reshard, makers: Sequence[Op | None], rules: Sequence[OpRule]) -> int:
+    """Copies of each element in an all_gather's local result, as a broadcast made its source."""
+    maker = makers[reshard.source.value.id]
+    if maker is None or not isinstance(reshard.step, AllGather):
+        return 1
+    rule = rules[maker.id]
+    if rule.role is not Role.BROADCAST or not maker.inputs():
+        return 1
+    kept = set(rule.operands[0])
+    dims = zip(rule.results[0], reshard.target.shape, strict=True)
+    return math.prod(size for factor, size in dims if factor not in kept)
 
 
 def _axes(step: ReshardStep, mesh: MeshShape) -> tuple[int, ...]:

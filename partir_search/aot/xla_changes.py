@@ -40,6 +40,29 @@ def complex_parts(extra: Rest, pairs: Rest) -> Iterator[str]:
             yield f"{parts} {kind} along {', '.join(axes)} of complex numbers move in parts"
 
 
+def gathered_sources(
+    missing: Rest, extra: Rest, repeated: Mapping[Key, Sequence[tuple[int, int]]]
+) -> Iterator[str]:
+    """XLA gathers the source of a broadcast instead of the result, once for several broadcasts
+    (`AllGatherBroadcastReorder`).
+
+    Args:
+      repeated: (elements, elements of the source) of each predicted all_gather of a broadcast.
+    """
+    for key, sizes in repeated.items():
+        smaller = {small for _, small in sizes}
+        found = collections.Counter({n: c for n, c in extra[key].items() if n in smaller})
+        moved = collections.Counter(whole for whole, small in sizes if found[small])
+        gone = missing[key] & moved
+        if gone and all(found[n] <= sum(small == n for _, small in sizes) for n in found):
+            extra[key], missing[key] = extra[key] - found, missing[key] - gone
+            kind, axes = key
+            yield (
+                f"{gone.total()} {kind} of broadcast values along {', '.join(axes)} became"
+                f" {found.total()} of the values before the broadcast"
+            )
+
+
 def unrolled(
     missing: Rest,
     extra: Rest,
