@@ -123,7 +123,7 @@ def model_program(
         read_until=(),
         overwritten=buffers.aliases.overwritten,
     )
-    memory = _with_reads(memory, facts)
+    memory = _with_reads(memory, facts, rules)
     orders = run_orders(module)
     return Models(facts, memory, _time_model(facts, rules, kernels, width, orders, machine))
 
@@ -173,14 +173,14 @@ def model_fold(
             if folded.class_of[dot] >= 0 and folded.class_of[v] >= 0
         },
     )
-    memory = _with_reads(memory, facts)
+    memory = _with_reads(memory, facts, rules)
     orders = run_orders(module, folded)
     return Models(facts, memory, _time_model(facts, rules, kernels, width, orders, machine))
 
 
-def _with_reads(memory: MemoryModel, facts: ProgramFacts) -> MemoryModel:
+def _with_reads(memory: MemoryModel, facts: ProgramFacts, rules: Sequence[OpRule]) -> MemoryModel:
     """Memory model with the last reads of recomputed values."""
-    reads = recomputed_reads(facts.module, facts.elementwise, memory.stored, memory.width)
+    reads = recomputed_reads(facts.module, rules, memory.stored, memory.width)
     return dataclasses.replace(memory, read_until=reads)
 
 

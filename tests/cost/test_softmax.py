@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 from partir_search.simulator.memory.dtypes import assign_dtypes
+from partir_search.simulator.simulator import CostModel
 from tests.cost.test_passes import VECTORS, seconds
 from tests.support import TPU_TRAITS, module_of, state_of
 
@@ -133,3 +134,20 @@ def test_scores_masked_in_16_bits_are_stored_in_16_bits(form: Any, width: float)
     found = assign_dtypes(module, partition.rules, TPU_TRAITS)
     dot = next(op for op in module.ops if partition.rules[op.id].contracts)
     assert found.width[dot.results[0].id] == width
+
+
+def test_gathered_exponentials_are_computed_with_again() -> None:
+    """The gradient's sum reads the weights, of stored exponentials; none reads a bias again."""
+
+    def loss(query: Any, key: Any, value: Any, bias: Any) -> Any:
+        weights = jax.nn.softmax(scaled_wide(query, key) + bias).astype(value.dtype)
+        return jnp.einsum("bqk,bkd->bqd", weights, value).astype(jnp.float32).sum()
+
+    bias = jnp.ones((LENGTH, LENGTH))
+    module = module_of(jax.grad(loss, argnums=(0, 1, 2)), *[heads(64)] * 3, bias)
+    model = CostModel(module, state_of(module).graph.rules, TPU)
+    ops = {op.prim: op for op in module.body.ops if not op.backward}
+    last = model.memory.read_until
+    first = next(at for at, op in enumerate(module.body.ops) if op.backward)
+    assert last[ops["exp"].results[0].id] > first
+    assert last[next(v for _, v in ops["add"].inputs() if v.type.shape[-2:] == bias.shape).id] < 0

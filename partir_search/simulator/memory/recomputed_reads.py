@@ -2,8 +2,8 @@
 
 A kernel with elementwise operands computes the operands itself, from stored values and copies.
 A copy made by a gather for an activation function of the forward pass lives until the last kernel
-of the backward pass to compute the function again. Values stored wider than written (exponentials
-of a softmax, kept in f32) end the recomputation.
+of the backward pass to compute the function again. Where exponentials of a softmax are stored, in
+f32 in place of the scores, no further kernel computes with the scores' other terms.
 """
 
 from __future__ import annotations
@@ -12,25 +12,29 @@ from array import array
 from collections.abc import Sequence
 
 from partir_search.ir.core import Module
-from partir_search.ir.rule import NONE
+from partir_search.ir.role import Role
+from partir_search.ir.rule import NONE, OpRule
 from partir_search.simulator.arrays import Floats
 
 
 def recomputed_reads(
-    module: Module, elementwise: Sequence[bool], stored: Sequence[int], width: Floats
+    module: Module, rules: Sequence[OpRule], stored: Sequence[int], width: Floats
 ) -> array[int]:
     """[values] position of the last kernel to compute with a recomputed value; NONE if stored.
 
     Args:
-      elementwise: [ops] True for an op whose results consumers may recompute.
+      rules: per op id.
       stored: [values] 1 for a stored value.
       width: [values] stored bytes as a multiple of the type's.
     """
     found = array("i", [NONE]) * len(module.values)
     ops, wide = module.body.ops, (width > 1.0).tolist()
-    recomputed = [elementwise[op.id] and not any(stored[r.id] for r in op.results) for op in ops]
+    recomputed = [
+        rules[op.id].elementwise and not any(stored[r.id] for r in op.results) for op in ops
+    ]
     for at, op in enumerate(ops) if any(wide) else ():
-        if recomputed[at] and any(wide[v.id] for _, v in op.inputs()):
+        ends = rules[op.id].role is Role.EXPONENTIAL  # consumers read the stored exponentials
+        if recomputed[at] and not ends and any(wide[v.id] for _, v in op.inputs()):
             for r in op.results:
                 wide[r.id] = True
     for at in range(len(ops) - 1, -1, -1):
