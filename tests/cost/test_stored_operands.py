@@ -131,6 +131,15 @@ def test_minor_dims_of_images(tiled: tuple[int, int] | None, padding: int) -> No
     assert stored == padding * written
 
 
+@pytest.mark.parametrize("batch, padding", [(8, 128), (16, 8)])
+def test_images_of_one_feature(batch: int, padding: int) -> None:
+    """The one feature is innermost, unless the batch is larger than the sublanes of a tile."""
+    args = f32(batch, 2, 128, 128), f32(3, 3, 128, 1)
+    tiles = {"tile_lanes": 128, "tile_sublanes": 8}
+    written, stored = (peak(convolve, *args, **t) for t in ({}, tiles))
+    assert stored == padding * written == padding * batch * 2 * 128 * 4
+
+
 @pytest.mark.parametrize("tiled, saved", [(None, 1), ((1, 1), 0), ((2, 1), 0.25)])
 def test_epilogues_in_place(tiled: tuple[int, int] | None, saved: float) -> None:
     """A product writes into the buffer of the sorted factor or sign, but not beside an

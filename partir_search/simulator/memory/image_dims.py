@@ -1,8 +1,9 @@
 """Minor dims of images, the operands and results of convolutions.
 
 XLA:TPU reads and writes images with the batch and the features as minor dims, in the order of less
-padding: 64 images of 128 x 128 pixels with 3 channels have 64 of 128 lanes. Results of
-elementwise ops keep the order.
+padding: 64 images of 128 x 128 pixels with 3 channels have 64 of 128 lanes. One feature counts as
+many as a tile has sublanes: 8 images of one channel lie in 128 lanes each, 16 in one row of lanes.
+Results of elementwise ops keep the order.
 """
 
 from __future__ import annotations
@@ -55,6 +56,6 @@ def _of_convolution(op: Op, rule: OpRule) -> list[tuple[Value, Minors]]:
     for value, dims in ((image, into), (result, out)):
         if windows and isinstance(value, Value) and len(dims) == 2:
             shape = value.type.shape
-            lane, sublane = sorted(dims, key=lambda d: -shape[d])
+            lane, sublane = sorted(dims, key=lambda d: (shape[d] > 1, -shape[d]))
             found.append((value, ((lane, shape[lane]), (sublane, shape[sublane]))))
     return found

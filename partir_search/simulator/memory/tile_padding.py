@@ -41,7 +41,8 @@ class MinorDim:
     Attributes:
       size: of the dim.
       unit: elements of a tile along the dim.
-      source: size of the dim in the value that decides on the order: the dot's result for a slice.
+      source: size of the dim in the value that decides on the order: the dot's result for a slice;
+        a full tile for an image's dim of one element.
     """
 
     dim: int
@@ -148,7 +149,9 @@ def tile_padding(
             if v not in minor and uses.makers[v] is not None:
                 rank = len(module.values[v].type.shape)  # no dim, which no tiling splits
                 minor[v] = tuple(
-                    MinorDim(dim if dim != NONE else rank, size, unit, size)
+                    MinorDim(
+                        dim if dim != NONE else rank, size, unit, size if size > 1 else units[1]
+                    )
                     for (dim, size), unit in zip(minors, units, strict=True)
                 )
     of_order = {v for ids in stored for v in ids.tolist()} | {v.id for v in module.body.args}
