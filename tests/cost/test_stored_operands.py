@@ -54,6 +54,19 @@ def test_computed_pieces_that_a_dot_reads() -> None:
     assert added(lambda x, w: waves(x).sum() + w) == 0
 
 
+@pytest.mark.parametrize("wide, padding", [(128, 128 / 8), (64, 1)])
+def test_narrow_pieces_beside_wide_ones(wide: int, padding: float) -> None:
+    """Sines f32[128, 16, 8] lie in 128 lanes, as sines of 128 numbers; beside 64, by columns."""
+
+    def fn(x: Any, y: Any, w: Any) -> Any:
+        return jnp.concatenate([jnp.sin(x), jnp.sin(y)], axis=-1) @ w
+
+    args = f32(128, 16, wide), f32(128, 16, 8), f32(wide + 8, 128)
+    traits = {"tile_lanes": 128, "tile_sublanes": 8}
+    found = more(fn, *args, trait="stores_concatenated_pieces", **traits)
+    assert found == 128 * 16 * 4 * (wide + 8 * padding)
+
+
 def test_repeated_pieces() -> None:
     """Features repeated for 16 or 64 neighbours are stored; for 256, each reader repeats them."""
 

@@ -43,6 +43,25 @@ def stored_operands(module: Module, rules: Sequence[OpRule], traits: XlaTraits) 
     return frozenset(ids)
 
 
+def piece_shapes(
+    module: Module, rules: Sequence[OpRule], traits: XlaTraits
+) -> dict[int, tuple[int, ...]]:
+    """Shape of the widest piece, by id of each piece of a concatenation along the last dim that is
+    stored for a dot.
+
+    Args:
+      rules: per op id.
+    """
+    found = dict[int, tuple[int, ...]]()
+    operands = _Operands(module, rules, traits.stored_repeat_fraction)
+    for op in module.ops if traits.stores_concatenated_pieces else ():
+        pieces, shapes = set(operands.pieces(op)), [v.type.shape for _, v in op.inputs()]
+        whole = op.results[0].type.shape if pieces else ()
+        if len(whole) > 1 and all(shape[:-1] == whole[:-1] for shape in shapes):
+            found.update(dict.fromkeys(pieces, max(shapes, key=lambda shape: shape[-1])))
+    return found
+
+
 class _Operands:
     """Queries about the makers and readers of a module's values."""
 

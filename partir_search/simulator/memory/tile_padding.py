@@ -2,10 +2,12 @@
 
 XLA:TPU stores arrays in tiles of 8 x 128 elements of the two minor dims. Arguments have the order
 of dims with the least padding on one device, and so mostly have results of kernels
-(`memory/least_padding.py`). Four kinds of values have fixed minor dims:
+(`memory/least_padding.py`). Five kinds of values have fixed minor dims:
 
 - of a batched dot, the dims of the two matrices, in the order of less padding on one device;
 - operands of batched dots alone (`memory/operand_dims.py`);
+- of pieces of a concatenation along the last dim that is stored for a dot, the last two dims, if
+  the widest piece fills its lanes (coordinates of 3 numbers beside 256 features);
 - of images, batch and features, in the order of less padding (`memory/image_dims.py`);
 - of a scatter into rows, the last dims; the first reader copies the result into an order
   without padding, as dots without batch dims copy results of batched dots without further readers.
@@ -30,6 +32,7 @@ from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.image_dims import image_dims
 from partir_search.simulator.memory.least_padding import LeastPadding, least_padding
 from partir_search.simulator.memory.operand_dims import operand_dims, read_by_plain_dots
+from partir_search.simulator.memory.stored_operands import piece_shapes
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
 
@@ -153,6 +156,13 @@ def tile_padding(
                         dim if dim != NONE else rank, size, unit, size if size > 1 else units[1]
                     )
                     for (dim, size), unit in zip(minors, units, strict=True)
+                )
+        for v, widest in piece_shapes(module, rules, traits).items():
+            shape, lanes = module.values[v].type.shape, traits.tile_lanes
+            if v not in minor and shape[-1] % lanes and not widest[-1] % lanes:
+                minor[v] = tuple(
+                    MinorDim(len(shape) - n, shape[-n], unit, widest[-n])
+                    for n, unit in enumerate(units, 1)
                 )
     of_order = {v for ids in stored for v in ids.tolist()} | {v.id for v in module.body.args}
     values = (
