@@ -43,6 +43,8 @@ TINY: dict[str, dict[str, Any]] = {
     "recurrent_policy": {"batch": 2, "steps": 3, "side": 16, "widths": (4, 4, 8), "d": 8},
     "speech_codec": {"batch": 2, "length": 256, "widths": (4, 8), "codes": 8, "window": 16},
     "molecule_diffusion": {"batch": 2, "atoms": 4, "kinds": 3, "d": 8, "layers": 1},
+    "pair_folding": {"batch": 2, "residues": 4, "d": 8, "heads": 2, "bins": 8, "layers": 1},
+    "image_flow": {"batch": 2, "size": 8, "hidden": 8, "steps": 1},
 }
 
 

@@ -12,4 +12,5 @@ PROGRAMS = (
     *("long_convolution", "point_cloud", "transducer", "splatting", "image_vae"),
     *("video_encoder", "audio_separator", "fourier_operator"),
     *("recurrent_policy", "speech_codec", "molecule_diffusion"),
+    *("pair_folding", "image_flow"),
 )
