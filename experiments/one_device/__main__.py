@@ -197,8 +197,12 @@ def run_case(name: str) -> None:
         keep(pathlib.Path(FLAGS.kernels), ready)
 
 
-def compiled(name: str) -> subprocess.Popen[str]:
-    """Process of a case, at the point where its programs are compiled."""
+def compiled(name: str, started: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """Process of a case, at the point where its programs are compiled.
+
+    Args:
+      started: all processes, to which this one is added as it starts.
+    """
     own = [arg for arg in sys.argv[1:] if not arg.startswith(("--cases", "--out"))]
     command = [sys.executable, "-m", "experiments.one_device", *own, f"--case={name}"]
     pipe = subprocess.PIPE
@@ -206,6 +210,7 @@ def compiled(name: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **shared}
     )
+    started.append(process)
     assert process.stdout
     process.stdout.readline()
     return process
@@ -219,18 +224,23 @@ def main(argv: list[str]) -> None:
     begin = time.perf_counter()
     rows: list[dict[str, Any]] = []
     pool = concurrent.futures.ThreadPoolExecutor(FLAGS.processes)
-    waiting = {name: pool.submit(compiled, name) for name in FLAGS.cases or CASES}
+    started: list[subprocess.Popen[str]] = []
+    waiting = {name: pool.submit(compiled, name, started) for name in FLAGS.cases or CASES}
     for name, future in waiting.items():
         try:
             future.result(timeout=max(0, FLAGS.budget - (time.perf_counter() - begin)))
         except TimeoutError:
             print(f"{name}: not compiled in time", flush=True)
+    ready = {name: future.result() for name, future in waiting.items() if future.done()}
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in started:  # a compiler that tries kernels on the device slows what is timed
+        if process not in ready.values():
+            process.kill()
+            process.wait()
     print(f"compiled after {time.perf_counter() - begin:.0f} s", flush=True)
-    for name, future in waiting.items():  # nothing else runs while a program is timed
-        if not future.done():
-            continue
-        text, _ = future.result().communicate("go\n")
-        if future.result().returncode or not text.strip():
+    for name, process in ready.items():  # nothing else runs while a program is timed
+        text, _ = process.communicate("go\n")
+        if process.returncode or not text.strip():
             print(f"{name}: failed", flush=True)
             continue
         rows.append(json.loads(text.splitlines()[-1]))

@@ -111,10 +111,24 @@ def convolution(op: Op) -> OpRule:
         linear=((0,), (1,)),
         tolerates_padding=p["feature_group_count"] == p["batch_group_count"] == 1,
         resizing=convolutions(op),
+        explicit_padding=_explicit_padding(op),
         accepts_haloed_tile=op.results[0].type.itemsize >= WIDE,
         flops_per_point=2.0 * work,
         local=_local,
         implied_params=_told(op),
+    )
+
+
+def _explicit_padding(op: Op) -> float:
+    """Elements of a padded image over those of the image; 1.0 where both ends are padded alike."""
+    p, lhs = op.params, shape_of(op, 0)
+    ends, holes = p["padding"], p["lhs_dilation"]
+    if all(low == high for low, high in ends) and set(holes) == {1}:
+        return 1.0
+    dims = zip(p["dimension_numbers"].lhs_spec[2:], ends, holes, strict=True)
+    return math.prod(
+        ((lhs[d] - 1) * hole + 1 + max(low, 0) + max(high, 0)) / lhs[d]
+        for d, (low, high), hole in dims
     )
 
 

@@ -184,6 +184,8 @@ class _KernelTraits:
             yield "materializes_scatter_updates"
         if rule.kind is Kind.SCATTER and traits.atomic_update_bytes:
             yield "atomic_update_bytes"
+        if rule.kind is Kind.ORDER and traits.selection_bytes:
+            yield "selection_bytes"
         if rule.contracts and traits.misaligned_product_rate < 1:
             yield "misaligned_product_rate"
         if is_reduction(rule) and leader == k and exceeds_accumulator(op, rule, traits):

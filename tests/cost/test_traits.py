@@ -159,7 +159,9 @@ def test_machines_saved_with_former_fields(tmp_path: pathlib.Path) -> None:
     file.write_text(json.dumps(data | former | {"copies_gathered": False}))
     found = find_machine(str(file))
     later: dict[str, Any] = {
-        **dict.fromkeys(("pins_update_layouts", "fuses_lookups"), False),
+        **dict.fromkeys(("pins_update_layouts", "fuses_lookups", "pads_images"), False),
+        "recomputes_comparisons": False,
+        "selection_bytes": 0.0,
         "computes_gradients_first": False,
         "stores_expensive_elementwise": False,
         "misaligned_product_rate": 1.0,

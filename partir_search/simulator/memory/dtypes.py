@@ -236,7 +236,9 @@ def _dot_operands(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
             maker = makers[value.id]
             if maker is None or not rules[maker.id].elementwise:
                 return None
-            if not rules[maker.id].moves or changes_width(maker, rules[maker.id]):
+            rule = rules[maker.id]
+            joins = rule.role is Role.CONCATENATION
+            if joins or not rule.moves or changes_width(maker, rule):
                 return value
             value = next((x for _, x in maker.inputs()), None)
         return None

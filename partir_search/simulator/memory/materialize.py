@@ -13,6 +13,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+
 from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.core import Op, Operand, Region, Value
 from partir_search.ir.role import Role
@@ -146,6 +148,8 @@ def materialize(
         if len(op.results) > 1:
             return not any(r.id in forced for r in op.results)
         (result,) = op.results
+        if traits.recomputes_comparisons and result.type.dtype == np.bool_:
+            return result.id not in forced
         return not (
             result.id in forced
             or large(leaves, result) > traits.max_fused_inputs

@@ -1,7 +1,7 @@
 """Temporaries of redistribution: memory beside the stored values of a program.
 
 Temporaries are copies made by reshards, values with a longer life because a gather delays their
-dot, and blocks and operands of rings.
+dot, blocks and operands of rings, and images padded for a convolution (`XlaTraits.pads_images`).
 """
 
 from __future__ import annotations
@@ -202,7 +202,12 @@ class _Builder:
             copies = [x.id for x in item.ins if isinstance(x, LocalValue) and x.id in self._left]
             if copies:
                 self._recompute(item, at, copies)
-        how = self._partition.rules[item.op.id].blockwise
+        rule = self._partition.rules[item.op.id]
+        if rule.explicit_padding > 1.0 and self._traits.pads_images and not item.op.backward:
+            image = item.ins[0]
+            if isinstance(image, LocalValue):
+                self.extra[at] += rule.explicit_padding * image.nbytes
+        how = rule.blockwise
         if how and (not isinstance(item, RingTurn) or item.last):
             self.extra[at] += self._scratch(item, how)
 

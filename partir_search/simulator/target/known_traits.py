@@ -46,6 +46,8 @@ _TPU = XlaTraits(
 )
 _GPU = XlaTraits(
     fuses_lookups=True,
+    recomputes_comparisons=True,
+    pads_images=True,
     stores_expensive_elementwise=True,
     materializes_dot_operands=True,
     fuses_dot_epilogues=False,
@@ -54,6 +56,7 @@ _GPU = XlaTraits(
     computes_gradients_first=True,
     pins_update_layouts=True,
     misaligned_product_rate=0.4,
+    selection_bytes=199.0,
     atomic_update_bytes={"bfloat16": 28.0, "float16": 28.0, "float32": 15.0},
 )
 _CPU = XlaTraits(reduce_scatter_tiles_first=True)

@@ -64,6 +64,14 @@ class XlaTraits(ChipTraits):
         "XLA:GPU on an H200: the kernel of each GELU writes its tanh too, for the backward pass."
         " The peak of a mixer is predicted 26 % too low without the trait. Seen of tanh alone.",
     )
+    recomputes_comparisons: bool = trait(
+        False,
+        "flag",
+        "Recomputes booleans of elementwise ops in their consumers.",
+        "XLA:GPU: of 56 booleans over 4 MB in the programs of nine models compiled on an H100"
+        " (docs/evidence/gpu.md), 49 are in no buffer; the masks of the ReLUs of a policy's"
+        " convolutions are not, their operands are: 18 % too low without the trait.",
+    )
     materializes_dot_operands: bool = trait(
         False,
         "flag",
@@ -124,6 +132,15 @@ class XlaTraits(ChipTraits):
         "Halves of rotary embeddings, bf16[16,512,8,64], are live at XLA's peak of a transformer on"
         " v5e and v5p, and narrow waves of positions of a radiance field: 14 to 30 % too low"
         " without the trait, 3 to 16 with.",
+    )
+    pads_images: bool = trait(
+        False,
+        "flag",
+        "Copies the image of a convolution with its padding, if the padding differs between the"
+        " ends of a dim or lies between elements.",
+        "XLA:GPU's cuDNN pads both ends of a dim alike. Compiled for H100, a codebook's"
+        " convolution that enlarges images reads bf16[128,67,67,256] of bf16[128,32,32,256]: 26 %"
+        " too low without the trait.",
     )
     stores_repeated_images: bool = trait(
         False,
@@ -322,6 +339,14 @@ class XlaTraits(ChipTraits):
             " billion in f32. Messages of graph networks, on which the figure was not found: 76 to"
             " 123 billion. Repeated rows are slower.",
         ),
+    )
+    selection_bytes: float = trait(
+        0.0,
+        "bytes",
+        "Traffic that takes as long as the search of one element for the largest of its row.",
+        "Measured on an H100 (docs/evidence/gpu.md): the 16 largest of each of 65,536 rows of 1,024"
+        " f32 elements take 6.05 ms in three kernels of a point cloud's step, 11 billion elements"
+        " a second.",
     )
     product_alignment_bytes: int = trait(
         16,

@@ -1,6 +1,7 @@
 """Work of vector units, in equivalent bytes of a kernel's traffic.
 
-GPUs add indexed updates by atomic operations, each at the cost of `XlaTraits.atomic_update_bytes`.
+GPUs add indexed updates by atomic operations, each at the cost of `XlaTraits.atomic_update_bytes`,
+and search rows for their largest elements at `XlaTraits.selection_bytes` each.
 On TPUs the model fits the cycle estimates of XLA:TPU, which are linear in the bytes below:
 
 - An elementwise kernel of wide elements (`Machine.vector_bytes` or more) takes as long as its
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.ir.core import Module, Op
+from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.simulator.arrays import Bools, Floats, Ints
@@ -68,8 +69,11 @@ def vector_work(
     batched = np.zeros(n, dtype=np.bool_)
     largest: dict[int, int] = {}
     wide = set[int]()  # dots stored in wide elements
-    for at, op_id in enumerate(kernels.op.tolist() if machine.traits.atomic_update_bytes else ()):
-        nbytes[at] = _atomic_bytes(module.ops[op_id], rules[op_id], machine)
+    traits = machine.traits
+    by_threads = traits.atomic_update_bytes or traits.selection_bytes
+    for at, op_id in enumerate(kernels.op.tolist() if by_threads else ()):
+        op, rule = module.ops[op_id], rules[op_id]
+        nbytes[at] = _atomic_bytes(op, rule, machine) + _selection_bytes(op, rule, machine)
     for at, op_id in enumerate(kernels.op.tolist() if machine.vector_bytes else ()):
         op, rule, leader = module.ops[op_id], rules[op_id], int(kernels.leader[at])
         by_vectors = _by_vectors(rule)
@@ -101,6 +105,15 @@ def _atomic_bytes(op: Op, rule: OpRule, machine: Machine) -> float:
     update = op.operands[rule.update_operand].type
     each = machine.traits.atomic_update_bytes.get(str(update.dtype), 0.0)
     return each * math.prod(update.shape)
+
+
+def _selection_bytes(op: Op, rule: OpRule, machine: Machine) -> float:
+    """Equivalent bytes of finding the largest elements of rows; 0 for sorts and other ops."""
+    if rule.kind is not Kind.ORDER or not isinstance(op.operands[0], Value):
+        return 0.0
+    searched = math.prod(op.operands[0].type.shape)
+    selects = all(math.prod(r.type.shape) < searched for r in op.results)
+    return machine.traits.selection_bytes * searched if selects else 0.0
 
 
 def _by_vectors(rule: OpRule) -> bool:
