@@ -34,6 +34,7 @@ import partir_search as ps
 from experiments import planning_flags
 from partir_search.profiling import machine as measure
 from partir_search.profiling.clocks import clock_of
+from partir_search.simulator.target.device_kinds import machine_name
 from partir_search.simulator.target.machine import machine_of_kind
 from partir_search.simulator.time.collectives import grouping, hops
 
@@ -131,7 +132,8 @@ def machine_of(profile: ps.Profile, mesh: Any) -> ps.Machine:
     samples = link_samples(profile, shape)
     axes = {s.axis for s in samples}
     links = {a: fit_link([s for s in samples if s.axis == a], like.torus) for a in axes}
-    stats = mesh.devices.flat[0].memory_stats() or {}
+    is_known = machine_name(kind) not in ("", "cpu")
+    stats = {} if is_known else mesh.devices.flat[0].memory_stats() or {}
     slowest = min(links.values(), default=(1e12, 1e-6))
     largest = {p.dtype: p.flops_per_s for p in profile.products if min(p.shape[1:]) >= 1024}
     narrow = largest.get("bfloat16", largest["float32"])
@@ -140,7 +142,7 @@ def machine_of(profile: ps.Profile, mesh: Any) -> ps.Machine:
         like,
         name=f"calibrated {kind}",
         flops_per_s={**largest, "default": narrow},
-        hbm_bytes=int(stats.get("bytes_limit", 2 * 2**30)),
+        hbm_bytes=like.hbm_bytes if is_known else int(stats.get("bytes_limit", 2 * 2**30)),
         link_bytes_per_s=slowest[0],
         hop_seconds=slowest[1],
         matmul_efficiency=1.0,

@@ -124,9 +124,11 @@ class OpRule:
       manual: the user's own `shard_map`, with fixed layouts of operands and results.
       fixed_by_user: results may have layouts fixed by the user, unlike those of their consumers.
       tolerates_padding: longer factors leave results unchanged within the extents of the program.
+      features: factors of the input's and the result's features of a convolution without groups; ()
+        otherwise.
       explicit_padding: elements of the first operand with its padding, over those without, for a
         convolution whose padding differs between the ends of a dim or lies between elements; 1.0
-        for others.
+        otherwise.
       accepts_haloed_tile: takes the window of its first operand as tile and halos (`ir.halos`).
       resizing: lengthens the dims of `reads`; None if their extents are fixed.
       blockwise: form that works on one block of a factor at a time, if any.
@@ -164,6 +166,7 @@ class OpRule:
     manual: Manual | None = None
     fixed_by_user: bool = False
     tolerates_padding: bool = True
+    features: tuple[int, ...] = ()
     explicit_padding: float = 1.0
     accepts_haloed_tile: bool = False
     resizing: Resizing | None = None

@@ -111,6 +111,7 @@ def convolution(op: Op) -> OpRule:
         linear=((0,), (1,)),
         tolerates_padding=p["feature_group_count"] == p["batch_group_count"] == 1,
         resizing=convolutions(op),
+        features=_features(op),
         explicit_padding=_explicit_padding(op),
         accepts_haloed_tile=op.results[0].type.itemsize >= WIDE,
         flops_per_point=2.0 * work,
@@ -119,17 +120,34 @@ def convolution(op: Op) -> OpRule:
     )
 
 
+def _features(op: Op) -> tuple[int, ...]:
+    """Factors of the features of a convolution; () if there are groups.
+
+    In the gradient of a kernel, whose window is larger than its result, the batch stands in the
+    place of the input's features.
+    """
+    p, dn = op.params, op.params["dimension_numbers"]
+    if p["feature_group_count"] > 1 or p["batch_group_count"] > 1:
+        return ()
+    window, out = shape_of(op, 1), op.results[0].type.shape
+    pixels = math.prod(out[d] for d in dn.out_spec[2:])
+    is_gradient = math.prod(window[d] for d in dn.rhs_spec[2:]) > pixels
+    batch, channels, features = range(3)
+    return (batch if is_gradient else features), channels
+
+
 def _explicit_padding(op: Op) -> float:
-    """Elements of a padded image over those of the image; 1.0 where both ends are padded alike."""
+    """Elements of a padded image over elements of the image; 1.0 if both ends are padded alike."""
     p, lhs = op.params, shape_of(op, 0)
     ends, holes = p["padding"], p["lhs_dilation"]
     if all(low == high for low, high in ends) and set(holes) == {1}:
         return 1.0
     dims = zip(p["dimension_numbers"].lhs_spec[2:], ends, holes, strict=True)
-    return math.prod(
+    sizes = [
         ((lhs[d] - 1) * hole + 1 + max(low, 0) + max(high, 0)) / lhs[d]
         for d, (low, high), hole in dims
-    )
+    ]
+    return float(math.prod(sizes))
 
 
 def _told(op: Op) -> frozenset[str]:

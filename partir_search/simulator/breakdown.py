@@ -188,6 +188,8 @@ class _KernelTraits:
             yield "selection_bytes"
         if rule.contracts and traits.misaligned_product_rate < 1:
             yield "misaligned_product_rate"
+        if rule.features and traits.half_rate_features:
+            yield "half_rate_features"
         if is_reduction(rule) and leader == k and exceeds_accumulator(op, rule, traits):
             yield "max_reduction_accumulator_bytes"
         if is_tuple_reduction(op, rule):

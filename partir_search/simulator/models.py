@@ -41,6 +41,7 @@ from partir_search.simulator.time.kernels import (
     find_kernels,
 )
 from partir_search.simulator.time.layout_copies import LayoutCopies, layout_copies
+from partir_search.simulator.time.narrow_features import NarrowFeatures, narrow_features
 from partir_search.simulator.time.overlap import deferred_runs, hides_gathers
 from partir_search.simulator.time.vector_units import VectorWork, vector_work
 
@@ -57,6 +58,7 @@ class TimeModel:
       orders: by region, the order in which the original runs the ops.
       corrections: by the machine's profile; None without.
       alignment: of products; None where it changes no rate.
+      narrow: features of convolutions; None without an effect on rates.
     """
 
     kernels: Kernels
@@ -69,6 +71,7 @@ class TimeModel:
     orders: Mapping[Region, RunOrder]
     corrections: Corrections | None
     alignment: Alignment | None
+    narrow: NarrowFeatures | None
 
     def __str__(self) -> str:
         rows = [
@@ -241,4 +244,5 @@ def _time_model(
         orders=orders,
         corrections=corrected,
         alignment=aligned,
+        narrow=narrow_features(facts.module, rules, kernels, machine.traits),
     )

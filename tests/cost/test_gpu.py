@@ -11,7 +11,7 @@ from jax import lax
 
 from partir_search.simulator.program_analysis import analyse_program
 from partir_search.simulator.target.machine import MACHINES
-from tests.support import ROUND, cost_of, module_of, ones, state_of
+from tests.support import ROUND, cost_of, module_of, ones, state_of, tile_arg
 
 GPU = ROUND.with_traits(materializes_dot_operands=True, fuses_dot_epilogues=False)
 SIZE = 64 * 512 * 4  # bytes of an f32 [64, 512]
@@ -79,8 +79,32 @@ def test_searches_for_the_largest() -> None:
     assert more(lambda x: jnp.sort(x, axis=1)) == more(lambda x: x.sum(axis=1)) == 0.0
 
 
+@pytest.mark.parametrize("tiled", [False, True])
+def test_convolutions_with_few_features(tiled: bool) -> None:
+    """Gradients of 8 input and 24 output features: the fewer on one device count. With n of them
+    on a device the seconds grow by h / n; a device that has half of the features has half of the
+    operations.
+    """
+
+    def f(image: Any, window: Any) -> Any:
+        def loss(*args: Any) -> Any:
+            numbers = ("NHC", "HIO", "NHC")
+            return (lax.conv_general_dilated(*args, (1,), "SAME", dimension_numbers=numbers)).sum()
+
+        return jax.grad(loss, (0, 1))(image, window)
+
+    state = state_of(module_of(f, ones(64, 128, 8), ones(3, 8, 24)))
+    if tiled:
+        tile_arg(state, 1, 1, state.mesh.names[0])
+    machine = ROUND.with_traits(half_rate_features=8)
+    slow, fast = cost_of(state, machine), cost_of(state)
+    operations = 2 * (2 * 64 * 128 * 24 * 3 * 8)
+    expected = operations / ROUND.matmul_flops_per_s("float32")
+    assert slow.seconds - fast.seconds == pytest.approx(expected, rel=0.02)
+
+
 def test_traits_of_gpus() -> None:
     gpu, tpu = MACHINES["h100"].traits, MACHINES["tpu_v5e"].traits
-    for name in ("recomputes_comparisons", "pads_images", "selection_bytes"):
+    for name in ("recomputes_comparisons", "pads_images", "selection_bytes", "half_rate_features"):
         assert getattr(gpu, name)
         assert not getattr(tpu, name)

@@ -162,6 +162,7 @@ def test_machines_saved_with_former_fields(tmp_path: pathlib.Path) -> None:
         **dict.fromkeys(("pins_update_layouts", "fuses_lookups", "pads_images"), False),
         "recomputes_comparisons": False,
         "selection_bytes": 0.0,
+        "half_rate_features": 0,
         "computes_gradients_first": False,
         "stores_expensive_elementwise": False,
         "misaligned_product_rate": 1.0,

@@ -219,19 +219,20 @@ class _Builder:
                 yield KernelTables(op, runs, *sums[k], start, batched, split, ratio)
 
     def _rate(self, k: int) -> float | Floats:
-        """Flops per second of a kernel's product: by loops if a profile has such products, or if
-        sizes are not aligned.
+        """Flops per second of a kernel's product: by loops if a profile has such products, if
+        sizes are not aligned, or if a convolution has few features.
         """
         rate: float | Floats = float(self._time.rates[k])
-        corrections, alignment = self._time.corrections, self._time.alignment
+        corrections = self._time.corrections
         products = corrections.products if corrections else None
         sizes = self._shares.variables.mesh.sizes
         if products and k in products.place:
             _, loops = self._shares.loops(int(self._time.kernels.op[k]))
             rate = products.rates_at(k, loops, sizes)
-        if alignment and k in alignment.place:
-            _, loops = self._shares.loops(int(self._time.kernels.op[k]))
-            rate = rate * alignment.share_at(k, loops, sizes)
+        for shares in (self._time.alignment, self._time.narrow):
+            if shares and k in shares.place:
+                _, loops = self._shares.loops(int(self._time.kernels.op[k]))
+                rate = rate * shares.share_at(k, loops, sizes)
         return rate
 
     def _ratio(self, k: int) -> Sum | None:

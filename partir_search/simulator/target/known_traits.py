@@ -57,6 +57,7 @@ _GPU = XlaTraits(
     pins_update_layouts=True,
     misaligned_product_rate=0.4,
     selection_bytes=199.0,
+    half_rate_features=96,
     atomic_update_bytes={"bfloat16": 28.0, "float16": 28.0, "float32": 15.0},
 )
 _CPU = XlaTraits(reduce_scatter_tiles_first=True)

@@ -8,14 +8,14 @@ from typing import Literal, get_args
 
 from partir_search.lowering.traits import described, trait
 from partir_search.messages import validators
-from partir_search.simulator.target.chip_traits import ChipTraits
+from partir_search.simulator.target.rate_traits import RateTraits
 from partir_search.simulator.target.trait_values import check_value, value_text
 
 AsyncAllGather = Literal["never", "arguments", "since_source"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class XlaTraits(ChipTraits):
+class XlaTraits(RateTraits):
     """Behaviour of XLA on one kind of device, for choices left open by the program.
 
     Defaults describe an unknown target. The metadata of each field gives meaning, unit and
@@ -328,38 +328,6 @@ class XlaTraits(ChipTraits):
         " power of two.",
         "See `tile_lanes`. Slices f32[65536,1,128] of a batched dot, compiled for v5e, lie in tiles"
         " of 1 x 128.",
-    )
-    atomic_update_bytes: Mapping[str, float] = dataclasses.field(
-        default_factory=dict,
-        metadata=described(
-            "bytes by dtype",
-            "Traffic that takes as long as the atomic addition of one element to indexed rows.",
-            "Measured on an H200 (docs/evidence/gpu.md): gradients of embeddings of GPT-2, LLaMA,"
-            " T5 and a mixture add 110 to 124 billion bf16 elements a second, a transformer's 215"
-            " billion in f32. Messages of graph networks, on which the figure was not found: 76 to"
-            " 123 billion. Repeated rows are slower.",
-        ),
-    )
-    selection_bytes: float = trait(
-        0.0,
-        "bytes",
-        "Traffic that takes as long as the search of one element for the largest of its row.",
-        "Measured on an H100 (docs/evidence/gpu.md): the 16 largest of each of 65,536 rows of 1,024"
-        " f32 elements take 6.05 ms in three kernels of a point cloud's step, 11 billion elements"
-        " a second.",
-    )
-    product_alignment_bytes: int = trait(
-        16,
-        "bytes",
-        "Multiple at which rows of aligned operands of products start.",
-        "The fastest kernels of cuBLAS read operands in blocks of 16 bytes.",
-    )
-    misaligned_product_rate: float = trait(
-        1.0,
-        "fraction of the aligned rate",
-        "Rate of products whose operands' or results' rows do not start at aligned addresses.",
-        "Measured on an H200 (docs/evidence/gpu.md): products with GPT-2's 50,257 words in bf16 run"
-        " at 299 TFLOP/s together, aligned ones at 730 to 780.",
     )
     memory_fragmentation_fraction: float = trait(
         0.05,

@@ -3,7 +3,8 @@
 With D seconds of matrix units, V of vector units and M of traffic, a kernel takes
 `max(D, V + M)`, a batched dot `max(D, V) + M`, plus `Machine.kernel_seconds`.
 
-- D = flops / (peak * efficiency), less where operands are not aligned (`time/alignment.py`).
+- D = flops / (peak * efficiency), less where operands are not aligned (`time/alignment.py`)
+  and in convolutions with few features (`time/narrow_features.py`).
 - M = bytes of stored values read and written / (hbm_bytes_per_s * hbm_efficiency). Values up to
   `vmem_resident_fraction` of the memory on the chip move at `vmem_bytes_per_s`.
 - V: `time/vector_units.py`.
@@ -27,6 +28,7 @@ from partir_search.simulator.time.alignment import Alignment
 from partir_search.simulator.time.corrections import Corrections
 from partir_search.simulator.time.kernels import Kernels
 from partir_search.simulator.time.layout_copies import LayoutCopies
+from partir_search.simulator.time.narrow_features import NarrowFeatures
 from partir_search.simulator.time.vector_units import VectorWork
 
 
@@ -109,6 +111,7 @@ def roofline(
     copies: LayoutCopies,
     corrections: Corrections | None = None,
     alignment: Alignment | None = None,
+    narrow: NarrowFeatures | None = None,
 ) -> Roofline:
     """Computes the roofline of a module's K kernels under a partition.
 
@@ -120,6 +123,7 @@ def roofline(
       copies: between layouts.
       corrections: by measured figures, if any.
       alignment: of the module's products, where it changes their rates.
+      narrow: features of the module's convolutions, if of an effect on rates.
     """
     k = kernels
     n, ops, sizes = len(k.op), len(partition.module.ops), partition.mesh.sizes
@@ -150,6 +154,8 @@ def roofline(
         rates = corrections.products.replaced(rates, partition)
     if alignment:
         rates = alignment.reduced(rates, partition)
+    if narrow:
+        rates = narrow.reduced(rates, partition)
     dots, vectors, moves = (
         np.bincount(k.leader, each, n).astype(np.float64)
         for each in (flops / rates, vector_work, own)

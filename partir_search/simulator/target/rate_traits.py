@@ -1,0 +1,57 @@
+"""Traits of the rates of GPU kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from partir_search.lowering.traits import described, trait
+from partir_search.simulator.target.chip_traits import ChipTraits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RateTraits(ChipTraits):
+    """Rates of kernels on a GPU; fields of `XlaTraits`."""
+
+    atomic_update_bytes: Mapping[str, float] = dataclasses.field(
+        default_factory=dict,
+        metadata=described(
+            "bytes by dtype",
+            "Traffic that takes as long as the atomic addition of one element to indexed rows.",
+            "Measured on an H200 (docs/evidence/gpu.md): gradients of embeddings of GPT-2, LLaMA,"
+            " T5 and a mixture add 110 to 124 billion bf16 elements a second, a transformer's 215"
+            " billion in f32. Messages of graph networks, on which the figure was not found: 76 to"
+            " 123 billion. Repeated rows are slower.",
+        ),
+    )
+    selection_bytes: float = trait(
+        0.0,
+        "bytes",
+        "Traffic that takes as long as the search of one element for the largest of its row.",
+        "Measured on an H100 (docs/evidence/gpu.md): the 16 largest of each of 65,536 rows of 1,024"
+        " f32 elements take 6.05 ms in three kernels of a point cloud's step, 11 billion elements"
+        " a second.",
+    )
+    product_alignment_bytes: int = trait(
+        16,
+        "bytes",
+        "Multiple at which rows of aligned operands of products start.",
+        "The fastest kernels of cuBLAS read operands in blocks of 16 bytes.",
+    )
+    misaligned_product_rate: float = trait(
+        1.0,
+        "fraction of the aligned rate",
+        "Rate of products whose operands' or results' rows do not start at aligned addresses.",
+        "Measured on an H200 (docs/evidence/gpu.md): products with GPT-2's 50,257 words in bf16 run"
+        " at 299 TFLOP/s together, aligned ones at 730 to 780.",
+    )
+    half_rate_features: int = trait(
+        0,
+        "features",
+        "Features of the input or of the result, the fewer of both, with which a convolution runs"
+        " at half of the rate of a product; with n features n / (n + half_rate_features).",
+        "Kernels of cuDNN on an H100 (docs/evidence/gpu.md), bf16: 17 TFLOP/s with 4 features, 176"
+        " to 379 with 32, 303 to 412 with 64, 669 in a U-Net of 320 and more. Predicted over"
+        " measured seconds of three programs with convolutions on an H200, on which the figure was"
+        " not found, are 0.57 to 0.86 without, 0.81 to 1.03 with.",
+    )
