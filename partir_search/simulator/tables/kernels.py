@@ -223,16 +223,18 @@ class _Builder:
         sizes are not aligned, or if a convolution has few features.
         """
         rate: float | Floats = float(self._time.rates[k])
-        corrections = self._time.corrections
+        corrections, time = self._time.corrections, self._time
         products = corrections.products if corrections else None
         sizes = self._shares.variables.mesh.sizes
+        if not any(x and k in x.place for x in (products, time.narrow, time.alignment)):
+            return rate
+        _, loops = self._shares.loops(int(time.kernels.op[k]))
         if products and k in products.place:
-            _, loops = self._shares.loops(int(self._time.kernels.op[k]))
             rate = products.rates_at(k, loops, sizes)
-        for shares in (self._time.alignment, self._time.narrow):
-            if shares and k in shares.place:
-                _, loops = self._shares.loops(int(self._time.kernels.op[k]))
-                rate = rate * shares.share_at(k, loops, sizes)
+        elif time.narrow and k in time.narrow.place:
+            rate = rate * time.narrow.share_at(k, loops, sizes)
+        if time.alignment and k in time.alignment.place:
+            rate = rate * time.alignment.share_at(k, loops, sizes)
         return rate
 
     def _ratio(self, k: int) -> Sum | None:

@@ -150,12 +150,12 @@ def roofline(
         hbm_equivalent = (k.sums(stored) + np.bincount(copies.kernel, 2.0 * turned, n)) * runs
     share = np.where(work.of_result < 0, share_of_op, of_value[work.of_result])
     own, vector_work = hbm_equivalent / bandwidth, work.nbytes * share * runs / bandwidth
-    if corrections and corrections.products:
+    if narrow:
+        rates = narrow.reduced(rates, partition)
+    if corrections and corrections.products:  # measured ones have the features' effect
         rates = corrections.products.replaced(rates, partition)
     if alignment:
         rates = alignment.reduced(rates, partition)
-    if narrow:
-        rates = narrow.reduced(rates, partition)
     dots, vectors, moves = (
         np.bincount(k.leader, each, n).astype(np.float64)
         for each in (flops / rates, vector_work, own)
