@@ -45,6 +45,8 @@ class RegionBuilder(ReshardBuilder):
                 ins[i] = self.reshard_operand(op.operands[i], plan.needs[i], op)
                 if i in plan.windows:
                     ins[i] = self.window(ins[i], plan.windows[i], op)
+                if i in plan.joining:
+                    ins[i] = self.mask(ins[i], plan.joining[i], op)
             local_op = LocalOp(op, tuple(ins), local_op.outs)
         partition = self.owner.partition
         ring = partition.ring(op) if partition.mesh.triples else None

@@ -31,6 +31,7 @@ class OpPlan:
       moved: positions of operands that are resharded or read by windows.
       reshards_results: True if a result's layout in the op differs from the home layout.
       windows: windows read instead of tiles, by position of an operand.
+      joining: axes on whose first device alone a scalar joins partial sums, by position.
     """
 
     needs: tuple[Layout, ...]
@@ -38,6 +39,7 @@ class OpPlan:
     moved: tuple[int, ...]
     reshards_results: bool
     windows: Mapping[int, tuple[Window, ...]]
+    joining: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from partir_search.lowering.reshard_steps import (
     AllToAll,
     Halo,
     HaloPermute,
+    Mask,
     Permute,
     ReduceScatter,
     Reduction,
@@ -50,6 +52,9 @@ def run_step(
                 tile = x.shape[step.dim] // size
                 x = lax.dynamic_slice_in_dim(x, coordinate(mesh, axis) * tile, tile, step.dim)
             return x
+        case Mask():
+            first = [coordinate(mesh, axis) == 0 for axis in step.axes]
+            return jnp.where(functools.reduce(jnp.logical_and, first), x, jnp.zeros_like(x))
         case Permute():
             return permute(x, step.pairs, dict(zip(names, sizes, strict=True)), mesh.device_names)
         case HaloPermute():

@@ -156,13 +156,25 @@ class HomeLayouts(abc.ABC):
             self.local(r, layout, partition.partial_result(op, i))
             for i, (r, layout) in enumerate(zip(op.results, partition.makes(op), strict=True))
         )
+        joining = self._joining(op)
         moved = tuple(
             i
             for i, (x, layout) in enumerate(zip(ins, needs, strict=True))
-            if isinstance(x, LocalValue) and (x.layout != layout or i in windows)
+            if isinstance(x, LocalValue) and (x.layout != layout or i in windows or i in joining)
         )
         reshards_results = any(out is not self.home(out.value.id) for out in outs)
-        return OpPlan(needs, LocalOp(op, ins, outs), moved, reshards_results, windows)
+        return OpPlan(needs, LocalOp(op, ins, outs), moved, reshards_results, windows, joining)
+
+    def _joining(self, op: Op) -> dict[int, tuple[int, ...]]:
+        """Axes on which each scalar operand joins the sum of the others, by position."""
+        axes = [a for a in self.order if op.id in self.partition.axes[a].joining]
+        zeros = self.partition.analysis.zeros
+        found = {
+            i: tuple(a for a in axes if v.id not in self.partition.axes[a].partials)
+            for i, v in (op.inputs() if axes else ())
+            if v.id not in zeros
+        }
+        return {i: each for i, each in found.items() if each}
 
     def _needs(self, op: Op, windows: Mapping[int, tuple[Window, ...]]) -> tuple[Layout, ...]:
         """Layouts of the operands in an op.

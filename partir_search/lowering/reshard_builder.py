@@ -11,7 +11,7 @@ from partir_search.lowering.halo import keeps_tile, window_steps
 from partir_search.lowering.home_layouts import HomeLayouts
 from partir_search.lowering.local_ir import Instruction, Reshard, RingReshard
 from partir_search.lowering.local_value import LocalValue, Source
-from partir_search.lowering.reshard_steps import Halo, HaloPermute, Permute
+from partir_search.lowering.reshard_steps import Halo, HaloPermute, Mask, Permute
 
 
 @dataclasses.dataclass(slots=True)
@@ -124,6 +124,16 @@ class ReshardBuilder:
                 local = target
         self.copies[key] = _Copy(local, self.position, op.backward)
         return local
+
+    def mask(self, source: Source, axes: tuple[int, ...], op: Op) -> Source:
+        """`source` on the first device of `axes` alone, as a partial sum."""
+        assert isinstance(source, LocalValue)
+        sums = dict(source.partial) | dict.fromkeys(axes, "sum")
+        partial = tuple((a, sums[a]) for a in self.owner.order if a in sums)
+        target = self.owner.local(source.value, source.layout, partial)
+        step = Mask(axes=axes, layout=source.layout, partial=partial)
+        self.steps.append(Reshard(step, source, target, op))
+        return target
 
     def halo_block(self, local: LocalValue, step: HaloPermute, op: Op) -> LocalValue:
         """Block received from a neighbour; kept for both passes, as halos are small."""

@@ -58,6 +58,14 @@ class Slice(DimStep):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mask(ReshardStep):
+    """The value on the first device of `axes` and zeros on the others: a partial sum."""
+
+    kind: ClassVar[str] = "mask"
+    communicates: ClassVar[bool] = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AllGather(DimStep):
     """All tiles of dim `dim`, on every device."""
 

@@ -33,6 +33,7 @@ class AxisRows:
       partials: monoid of each value partial at rest, by value id.
       loop_row / tile_row / partial_row: loops, tiles and keys of `partials` as arrays; REPLICATED
         reads as NONE in `tile_row`.
+      joining: ids of ops at which finished scalars join partial sums, on the first device.
       defers: reductions may be deferred past linear ops.
     """
 
@@ -43,6 +44,7 @@ class AxisRows:
     loop_row: Numbers
     tile_row: Numbers
     partial_row: Bools
+    joining: frozenset[int] = frozenset()
     defers: bool = True
     _gathered: dict[AxisRows, tuple[int, int]] = dataclasses.field(default_factory=dict)
     _tiles_of: dict[int, tuple[Sizes, Sizes]] = dataclasses.field(default_factory=dict)
@@ -62,6 +64,7 @@ class AxisRows:
             made = np.where(loop[ports.op] < 0, passing[ports.op], made)
         differ |= ports.result & (made != rests)
         found[ports.op[differ]] = True
+        found[list(self.joining)] = True
         return found
 
     @functools.cached_property
@@ -108,7 +111,9 @@ def axis_rows(
     analysis: ModuleAnalysis, loops: array[int], tiles: array[int], defers: bool = True
 ) -> AxisRows:
     """Rows of one axis; takes ownership of `loops` and `tiles`, changed by `defer_reductions`."""
-    partials = defer_reductions(analysis, loops, tiles) if defers else {}
+    partials, joining = dict[int, str](), frozenset[int]()
+    if defers:
+        partials, joining = defer_reductions(analysis, loops, tiles)
     partial_row = np.zeros(len(tiles), dtype=np.bool_)
     partial_row[list(partials)] = True
     tile_row = np.maximum(np.frombuffer(tiles, dtype=np.int8), NONE)
@@ -121,5 +126,6 @@ def axis_rows(
         loop_row=loop_row,
         tile_row=tile_row,
         partial_row=partial_row,
+        joining=joining,
         defers=defers,
     )

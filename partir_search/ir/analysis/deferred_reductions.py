@@ -6,6 +6,9 @@ second partial operand: gradients are added first and reduced once. If two sums 
 would each be scattered and then added tile by tile (ZeRO with tied weights), the ops in between
 lose their loop and their values lose their tile, and the total is scattered.
 
+A finished scalar between partial ones joins their sum, on the first device alone: a global norm
+over tiled and replicated leaves is reduced once on each axis, in any order of the leaves.
+
 Sums added to an accumulator that the axis does not tile stay partial over the whole loop, in the
 loops over layers inside of it too, and are finished at its result. If the only reader loops over
 the axis, they are scattered to the reader instead of reduced and sliced.
@@ -18,7 +21,7 @@ import heapq
 from array import array
 
 from partir_search.ir.analysis.module_analysis import ModuleAnalysis
-from partir_search.ir.analysis.reductions import ReductionSite, passing_group
+from partir_search.ir.analysis.reductions import ReductionSite, joining_scalars, passing_group
 from partir_search.ir.core import Module, Op
 from partir_search.ir.rule import DEFERRABLE, NONE, REPLICATED
 
@@ -32,12 +35,18 @@ class _Deferral:
       dropped_loops: ops that lose their loop on the axis if the reduction is deferred further.
       untiled: ids of values that lose their tile.
       partial_at_rest: ids of values that become partial at rest.
+      joining: ids of ops at which a finished scalar joins the sum.
+      earlier: deferrals of the partial operands, deferred together with this one.
+      moves_tiles: True if loops or tiles are lost, here or in `earlier`.
     """
 
     monoid: str
     dropped_loops: tuple[Op, ...] = ()
     untiled: tuple[int, ...] = ()
     partial_at_rest: tuple[int, ...] = ()
+    joining: tuple[int, ...] = ()
+    earlier: tuple[_Deferral, ...] = ()
+    moves_tiles: bool = False
 
 
 _STARTED = {monoid: _Deferral(monoid) for monoid in DEFERRABLE}
@@ -45,7 +54,7 @@ _STARTED = {monoid: _Deferral(monoid) for monoid in DEFERRABLE}
 
 def defer_reductions(
     analysis: ModuleAnalysis, loops: array[int], tiles: array[int]
-) -> dict[int, str]:
+) -> tuple[dict[int, str], frozenset[int]]:
     """Defers the reductions of one axis.
 
     Args:
@@ -54,11 +63,13 @@ def defer_reductions(
       tiles: [values] dims; likewise.
 
     Returns:
-      Monoid of each value that is partial at rest, by value id.
+      monoid of each value that is partial at rest, by value id; ids of ops at which finished
+      scalars join partial sums.
     """
     consumer = analysis.consumer
     deferrals: dict[int, _Deferral] = {}  # by id of the partial value
     partial_at_rest: dict[int, str] = {}
+    joining: set[int] = set()
     finals: set[int] = set()  # ids of results of accumulators
     queue = [  # a heap of op ids: program order visits the operands of an op before the op
         op for op, deferrable in analysis.reducing if loops[op] >= 0 and deferrable[loops[op]]
@@ -79,13 +90,18 @@ def defer_reductions(
 
     def rest(deferral: _Deferral) -> None:
         """Leaves the values of a deferral partial."""
-        for op in deferral.dropped_loops:
-            loops[op.id] = NONE
-            values = {v.id: deferral.monoid for _, v in op.inputs() if v.id in deferrals}
-            partial_at_rest.update(values)
-        for v in deferral.untiled:
-            tiles[v] = NONE
-        partial_at_rest.update((v, deferral.monoid) for v in deferral.partial_at_rest)
+        todo = [deferral]
+        while todo:
+            each = todo.pop()
+            for op in each.dropped_loops:
+                loops[op.id] = NONE
+                values = {v.id: each.monoid for _, v in op.inputs() if v.id in deferrals}
+                partial_at_rest.update(values)
+            for v in each.untiled:
+                tiles[v] = NONE
+            partial_at_rest.update((v, each.monoid) for v in each.partial_at_rest)
+            joining.update(each.joining)
+            todo += each.earlier
 
     while queue:
         site = analysis.site(heapq.heappop(queue))
@@ -117,17 +133,18 @@ def defer_reductions(
         widens = site.op.id in analysis.widening
         if growth is None or (growth > 0 and not widens):
             continue
-        before = [deferrals[v] for v in partial]
+        earlier = tuple([deferrals[v] for v in partial])
+        untiled = tuple([v for v in partial if tiles[v] >= 0])
         deferral = _Deferral(
             monoid,
-            ((site.op,) if f >= 0 else ()) + tuple(op for d in before for op in d.dropped_loops),
-            tuple(v for v in partial if tiles[v] >= 0)
-            + tuple(v for d in before for v in d.untiled),
-            partial + tuple(v for d in before for v in d.partial_at_rest),
+            (site.op,) if f >= 0 else (),
+            untiled,
+            partial,
+            (site.op.id,) if (site.op.id, monoid, partial) in analysis.joining else (),
+            earlier,
+            f >= 0 or bool(untiled) or any(d.moves_tiles for d in earlier),
         )
-        if len(partial) == 1 and (
-            widens or deferral.dropped_loops or deferral.untiled or not growth
-        ):
+        if len(partial) == 1 and (widens or deferral.moves_tiles or not growth):
             record(
                 site.results, deferral
             )  # saves bytes only with a second partial operand further on
@@ -141,7 +158,7 @@ def defer_reductions(
             dims = reader.rule.operands
             if loops[consumer[v]] >= 0 and loops[consumer[v]] in dims[place]:
                 partial_at_rest[v] = deferrals[v].monoid
-    return partial_at_rest
+    return partial_at_rest, frozenset(joining)
 
 
 def _growth(
@@ -153,7 +170,12 @@ def _growth(
     """
     key = site.op.id, monoid, partial
     if key not in analysis.growth:
-        passes = passing_group(site.op, site.rule, monoid, frozenset(partial), analysis.zeros)
+        values, zeros = frozenset(partial), analysis.zeros
+        passes = passing_group(site.op, site.rule, monoid, values, zeros)
+        if not passes and (scalars := joining_scalars(site.op, values)):
+            passes = passing_group(site.op, site.rule, monoid, values, zeros | scalars)
+            if passes:
+                analysis.joining.add(key)
         analysis.growth[key] = _added(site.op, partial) if passes else None
     return analysis.growth[key]
 

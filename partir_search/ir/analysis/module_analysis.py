@@ -40,6 +40,7 @@ class ModuleAnalysis:
         unfinished.
       growth: cache of `defer_reductions`: bytes added by a reduction after an op, by op, monoid and
         partial operands.
+      joining: the keys of `growth` at which a finished scalar must join the sum.
     """
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:
@@ -50,6 +51,7 @@ class ModuleAnalysis:
         paths = added_paths(rules, self.def_use, self.accumulators)
         self.widening, self.leaving = paths.widening, paths.leaving
         self.growth: dict[tuple[int, str, tuple[int, ...]], int | None] = {}
+        self.joining: set[tuple[int, str, tuple[int, ...]]] = set()
         self._module, self._rules = module, rules
         self._sites: dict[int, ReductionSite] = {}
         self.consumer = array("i", [NONE]) * len(module.values)

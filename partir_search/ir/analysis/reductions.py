@@ -48,6 +48,15 @@ def is_zero(operand: object, zeros: Set[int]) -> bool:
     return isinstance(operand, Literal) and operand.is_zero()
 
 
+def joining_scalars(op: Op, partial: Set[int]) -> frozenset[int]:
+    """Ids of an op's scalar operands that may join a sum on one device.
+
+    Args:
+      partial: ids of the operands that are partial.
+    """
+    return frozenset(v.id for _, v in op.inputs() if not v.type.shape and v.id not in partial)
+
+
 def passing_group(
     op: Op, rule: OpRule, monoid: str, partial: Set[int], zeros: Set[int]
 ) -> tuple[int, ...]:

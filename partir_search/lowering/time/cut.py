@@ -15,7 +15,7 @@ from collections.abc import Sequence, Set
 from partir_search.ir.core import Value
 from partir_search.lowering.local_ir import Instruction, LocalOp, LocalProgram, Reshard
 from partir_search.lowering.local_value import LocalValue, Source
-from partir_search.lowering.reshard_steps import AllGather, AllReduce, Slice
+from partir_search.lowering.reshard_steps import AllGather, AllReduce, Mask, Slice
 from partir_search.lowering.time.kinds import PENDING, TILE, WHOLE, Kinds, Meeting
 
 DONE = "done"  # kind of a value that is known after the loop
@@ -135,6 +135,9 @@ class _Cutter:
     def _reshard(self, item: Reshard) -> str:
         source, target, of = item.source, item.target, self.kinds.of
         kind = self.kinds.kind(source)
+        if isinstance(item.step, Mask):  # joins an accumulated sum once, after the loop
+            of[target.id] = DONE
+            return AFTER
         if kind == DONE:
             of[target.id] = DONE
             self.kinds.follow(target, source)

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
 from partir_search.ir.analysis.module_analysis import ModuleAnalysis
-from partir_search.ir.analysis.reductions import is_zero
+from partir_search.ir.analysis.reductions import is_zero, joining_scalars
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.rule import DEFERRABLE, OpRule
 
@@ -74,11 +74,11 @@ def _passes(
             and analysis.consumer[x.id] == op.id
             and monoid in monoids.get(x.id, ())
         }
-        alone = monoid == "sum"  # all operands of a linear group are partial or zeros
+        alone = monoid == "sum"  # operands of a linear group are partial, zeros, or join the sum
+        zero = analysis.zeros | joining_scalars(op, frozenset())
         others = [x for x in operands if not (isinstance(x, Value) and x.id in open_ones)]
-        if not open_ones or (alone and not all(is_zero(x, analysis.zeros) for x in others)):
+        if not open_ones or (alone and not all(is_zero(x, zero) for x in others)):
             continue
-        zero = {x.id for x in operands if isinstance(x, Value) and is_zero(x, analysis.zeros)}
         made = sum(r.type.nbytes for r in op.results)
         for values in _subsets(open_ones, open_ones - zero if alone else frozenset()):
             before = sum(v.type.nbytes for _, v in op.inputs() if v.id in values)
