@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -12,7 +13,14 @@ import pytest
 import partir_search as ps
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
+from partir_search.lowering.local_ir import Reshard
 from partir_search.lowering.localize import localize
+from partir_search.mcts.game import play, rewind
+from partir_search.planning.planner import Planner
+from partir_search.planning.trace import split_call, trace_call
+from partir_search.propagation.state import State
+from partir_search.simulator.target.machine import MACHINES
+from partir_search.strategies.catalogue import named_strategies
 from tests.support import (
     assert_same,
     check_partition,
@@ -42,13 +50,10 @@ def partition_of(tiled: str, fn: Any = clipped) -> tuple[Partition, list[jax.Arr
     return state.partition(), args
 
 
-def reductions(partition: Partition) -> Counter[str]:
-    """Number of scalar all_reduces by axis."""
-    found: Counter[str] = Counter()
-    for item, _ in localize(partition).reshards():
-        if item.step.kind == "all_reduce" and not item.source.value.type.shape:
-            found.update(MESH.names[a] for a in item.step.axes)
-    return found
+def reductions(partition: Partition) -> list[Reshard]:
+    """The all_reduces of scalars."""
+    every = [item for item, _ in localize(partition).reshards()]
+    return [m for m in every if m.step.kind == "all_reduce" and not m.source.value.type.shape]
 
 
 @pytest.mark.parametrize("tiled", ["d.dd", ".d.d", "b.mdb.", "mb.b", "d...", "...."])
@@ -57,7 +62,8 @@ def test_each_axis_is_reduced_once(tiled: str) -> None:
     check_partition(partition, clipped, args)
     axes = {"d": "d", "m": "m", "b": "dm", ".": ""}
     on = {a for leaf in tiled for a in axes[leaf]}
-    assert reductions(partition) == {n: 1 for n in MESH.names if n[0] in on}
+    found = Counter(MESH.names[a] for item in reductions(partition) for a in item.step.axes)
+    assert found == {n: 1 for n in MESH.names if n[0] in on}
 
 
 def test_parts_of_a_loss_join_after_the_loop_over_microbatches() -> None:
@@ -78,3 +84,34 @@ def test_parts_of_a_loss_join_after_the_loop_over_microbatches() -> None:
     collectives = partitioned.plan(*args).collectives
     reduced = Counter(axis for c in collectives if c.bytes <= 4 for axis in c.axes)
     assert reduced == {"data": 1, "model": 1}
+
+
+def test_a_fold_counts_the_reductions_of_a_global_norm_as_the_program_does() -> None:
+    """Leaves of eight equal layers: once for each summand kept, once for all leaves."""
+
+    def step(layers: list[dict[str, Any]], x: Any) -> Any:
+        def loss(layers: list[dict[str, Any]]) -> Any:
+            h = x
+            for layer in layers:
+                h = h + jnp.tanh(h @ layer["up"] + layer["bias"]) @ layer["down"]
+            return jnp.sum(h * h)
+
+        grads = jax.tree.leaves(jax.grad(loss)(layers))
+        return jax.tree.unflatten(jax.tree.structure(layers), clipped(*grads))
+
+    f32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    layer = {"up": f32((64, 256)), "bias": f32((256,)), "down": f32((256, 64))}
+    args = [dict(layer) for _ in range(8)], f32((32, 64))
+    traced = trace_call(jax.jit(step), split_call(step, args, {}, (), ()), args, {}, "step")
+    planner = Planner(traced.module, MESH, MACHINES["tpu_v5e"])
+    models, game = planner.game(MESH.names)
+    known = dict(named_strategies(MESH, MESH.names, game.targets))
+    path = tuple(known["BP(data)+MP(model)"])
+    regions = game.model.memory.regions
+    played = len(list(play(game, path)))
+    found = [regions.runs(item) for item in reductions(game.state.partition())]
+    rewind(game, played)
+    assert found == [1, 1]  # 8 each without the sums over layers
+    state = State(planner.graph, planner.mesh, memo=planner.memo)
+    models.lifter.lift(game, path, state)
+    assert len(reductions(state.partition())) == 1

@@ -4,13 +4,14 @@ values that each operand and result of a folded region stands for.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from partir_search.ir.analysis.def_use import def_use
-from partir_search.ir.core import Module, Op, Region, Value
+from partir_search.ir.analysis.def_use import DefUse, def_use
+from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.local_ir import Reshard
 from partir_search.lowering.reshard_steps import Reduction
@@ -32,13 +33,14 @@ class RegionSummaries:
       stored: per region, ids of the stored values.
       instances: by (op id, value id), the number of the original's values behind an operand or
         result of an op with folded regions; by (NONE, value id) behind a result of the region.
-      summed: ids of values of a quotient whose only use is a sum over repeats.
+      summed: by id of a value of a quotient whose only use is a sum over repeats, the number of
+        reductions: 1, or 0 for a scalar that joins the sum of the value that stands for all.
     """
 
     curves: Mapping[int, Sequence[Curve]]
     stored: Sequence[Ints]
     instances: Mapping[tuple[int, int], int]
-    summed: Set[int]
+    summed: Mapping[int, int]
 
     def __str__(self) -> str:
         rows = [
@@ -52,7 +54,7 @@ class RegionSummaries:
         """Executions of a reshard per run of its region in the original."""
         op, value = reshard.op, reshard.source.value
         if isinstance(reshard.step, Reduction) and value.id in self.summed:
-            return 1
+            return self.summed[value.id]
         return self.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
 
     def instances_in_flight(self, op: Op | None, value: Value) -> int:
@@ -68,7 +70,7 @@ def summarize_regions(buffers: Buffers, machine: Machine) -> RegionSummaries:
     """Summarizes the regions of a module without a fold."""
     found = _Builder(machine)
     found.add(buffers)
-    return RegionSummaries(found.curves, found.stored, {}, frozenset())
+    return RegionSummaries(found.curves, found.stored, {}, {})
 
 
 def summarize_folded_regions(
@@ -88,7 +90,7 @@ def summarize_folded_regions(
     found = _Builder(machine)
     class_of = np.array(folded.class_of)
     found.add_folded(buffers, folded.module.body, folded, folded.body, closed, class_of)
-    summed = _summed(folded.module, rules)
+    summed = _summed(folded, rules, class_of)
     return RegionSummaries(found.curves, found.stored, found.instances, summed)
 
 
@@ -165,13 +167,14 @@ def curves_inside(region: Region, curves: Mapping[int, Sequence[Curve]]) -> list
     return [curve for op in region.ops for curve in curves.get(op.id, ())]
 
 
-def _summed(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
-    """Ids of a quotient's values whose only use is a sum over repeats.
+def _summed(folded: Folded, rules: Sequence[OpRule], class_of: Ints) -> dict[int, int]:
+    """Reductions of a quotient's values whose only use is a sum over repeats, by value id.
 
     An example is each layer's summand of a shared parameter's gradient. The whole program reduces
     the total alone, not the summands (`ir/analysis/deferred_reductions.py`).
     """
-    uses, found = def_use(module), set[int]()
+    module = folded.module
+    uses, found = def_use(module), dict[int, int]()
     for op in reversed(module.ops):
         if op.regions or not rules[op.id].linear:
             continue
@@ -179,6 +182,35 @@ def _summed(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
         inputs = [v.id for _, v in op.inputs()]
         totals = results & set(inputs) if op.count > 1 else set()
         read_later = all(u is op or u.count == 1 for v in totals for u in uses.users[v])
-        if results & found or (totals and read_later):
-            found.update(v for v in inputs if v not in results and uses.counts[v] == 1)
-    return frozenset(found)
+        if results & found.keys() or (totals and read_later):
+            found |= {v: 1 for v in inputs if v not in results and uses.counts[v] == 1}
+    return found | _summed_scalars(folded, uses, rules, class_of)
+
+
+def _summed_scalars(
+    folded: Folded, uses: DefUse, rules: Sequence[OpRule], class_of: Ints
+) -> dict[int, int]:
+    """Reductions of scalars that join one sum in the whole program, such as a global norm.
+
+    A running total and its summands have one each, and none if the quotient has no reader of them:
+    of a sum over unlike values, one op and one summand stand for all.
+
+    Args:
+      uses: of the quotient.
+    """
+    users = def_use(folded.original).users
+    members, inside = collections.Counter[int](), collections.Counter[int]()
+    for v in folded.original.values:
+        q = int(class_of[v.id])
+        if v.type.shape or q < 0:
+            continue
+        members[q] += 1
+        made = users[v.id][0].results if len(users[v.id]) == 1 else ()
+        total = int(class_of[made[0].id]) if made and not made[0].type.shape else NONE
+        maker = uses.makers[total] if total >= 0 else None
+        inside[q] += maker is not None and bool(rules[maker.id].linear)
+    return {
+        q: min(1, uses.counts[q])
+        for q, count in inside.items()
+        if count and count >= members[q] - 1 and (count > 1 or not uses.counts[q])
+    }

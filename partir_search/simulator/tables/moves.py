@@ -116,7 +116,7 @@ class MoveTables:
         """Executions of a move per run of its region: of a reduction, and of any other step."""
         regions = self._regions
         each = regions.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
-        return (1 if value.id in regions.summed else each), each
+        return regions.summed.get(value.id, each), each
 
     def _loops(self, q: int, x: int, own: bool) -> Ints:
         """[labels of the op, tilings or 1, axes] loops."""
