@@ -6,7 +6,7 @@
              | (local ":" type)* "=" op "(" source* ")" turn* mark* ["{" inner ("} {" inner)* "}"]
     inner   := "(" (local ":" type)* ")" region
     step    := "slice" | "all_gather" | "all_reduce" | "reduce_scatter" | "all_to_all"
-             | "collective_permute" | "halo"
+             | "collective_permute" | "halo" | "mask"
     detail  := "dim" n | "split" n | monoid | "elements" n ":" n | "size" n | "apart"
              | "turn" n | "regather" | "with" local*
     turn    := "turn" n "of" n | "block" n | "zigzag" | "chunks" n | "adds" local*
