@@ -166,7 +166,7 @@ class HomeLayouts(abc.ABC):
         return OpPlan(needs, LocalOp(op, ins, outs), moved, reshards_results, windows, joining)
 
     def _joining(self, op: Op) -> dict[int, tuple[int, ...]]:
-        """Axes on which each scalar operand joins the sum of the others, by position."""
+        """Axes of partial sums joined by each scalar operand, by position."""
         axes = [a for a in self.order if op.id in self.partition.axes[a].joining]
         zeros = self.partition.analysis.zeros
         found = {

@@ -59,7 +59,7 @@ class Slice(DimStep):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mask(ReshardStep):
-    """The value on the first device of `axes` and zeros on the others: a partial sum."""
+    """The value on the first device of `axes`, zeros on all further ones: a partial sum."""
 
     kind: ClassVar[str] = "mask"
     communicates: ClassVar[bool] = False

@@ -33,7 +33,7 @@ class AxisRows:
       partials: monoid of each value partial at rest, by value id.
       loop_row / tile_row / partial_row: loops, tiles and keys of `partials` as arrays; REPLICATED
         reads as NONE in `tile_row`.
-      joining: ids of ops at which finished scalars join partial sums, on the first device.
+      joining: ids of ops with finished scalars to join partial sums, on the first device.
       defers: reductions may be deferred past linear ops.
     """
 

@@ -35,7 +35,7 @@ class _Deferral:
       dropped_loops: ops that lose their loop on the axis if the reduction is deferred further.
       untiled: ids of values that lose their tile.
       partial_at_rest: ids of values that become partial at rest.
-      joining: ids of ops at which a finished scalar joins the sum.
+      joining: ids of ops with a finished scalar that joins the sum.
       earlier: deferrals of the partial operands, deferred together with this one.
       moves_tiles: True if loops or tiles are lost, here or in `earlier`.
     """
@@ -63,8 +63,8 @@ def defer_reductions(
       tiles: [values] dims; likewise.
 
     Returns:
-      monoid of each value that is partial at rest, by value id; ids of ops at which finished
-      scalars join partial sums.
+      monoid of each value partial at rest, by value id; ids of ops with finished scalars that join
+      partial sums.
     """
     consumer = analysis.consumer
     deferrals: dict[int, _Deferral] = {}  # by id of the partial value

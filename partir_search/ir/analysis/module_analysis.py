@@ -40,7 +40,7 @@ class ModuleAnalysis:
         unfinished.
       growth: cache of `defer_reductions`: bytes added by a reduction after an op, by op, monoid and
         partial operands.
-      joining: the keys of `growth` at which a finished scalar must join the sum.
+      joining: the keys of `growth` with a finished scalar to join the sum.
     """
 
     def __init__(self, module: Module, rules: Sequence[OpRule]) -> None:

@@ -49,10 +49,10 @@ def is_zero(operand: object, zeros: Set[int]) -> bool:
 
 
 def joining_scalars(op: Op, partial: Set[int]) -> frozenset[int]:
-    """Ids of an op's scalar operands that may join a sum on one device.
+    """Ids of scalar operands free to join a sum on one device.
 
     Args:
-      partial: ids of the operands that are partial.
+      partial: ids of the partial operands.
     """
     return frozenset(v.id for _, v in op.inputs() if not v.type.shape and v.id not in partial)
 

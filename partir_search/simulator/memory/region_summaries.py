@@ -34,7 +34,7 @@ class RegionSummaries:
       instances: by (op id, value id), the number of the original's values behind an operand or
         result of an op with folded regions; by (NONE, value id) behind a result of the region.
       summed: by id of a value of a quotient whose only use is a sum over repeats, the number of
-        reductions: 1, or 0 for a scalar that joins the sum of the value that stands for all.
+        reductions: 1, or 0 for a scalar that joins the sum of another value.
     """
 
     curves: Mapping[int, Sequence[Curve]]
@@ -190,10 +190,10 @@ def _summed(folded: Folded, rules: Sequence[OpRule], class_of: Ints) -> dict[int
 def _summed_scalars(
     folded: Folded, uses: DefUse, rules: Sequence[OpRule], class_of: Ints
 ) -> dict[int, int]:
-    """Reductions of scalars that join one sum in the whole program, such as a global norm.
+    """Reductions of scalars summed together in the whole program (a global norm).
 
-    A running total and its summands have one each, and none if the quotient has no reader of them:
-    of a sum over unlike values, one op and one summand stand for all.
+    Running total and summand have one each, and none without a reader in the quotient: one op and
+    one summand stand for all of a sum over unlike values.
 
     Args:
       uses: of the quotient.
