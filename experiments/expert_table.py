@@ -104,7 +104,7 @@ def row(name: str, machine: str, mesh: str, pressure: str) -> dict[str, Any]:
         "found_gb": round(found.peak_bytes / 1e9, 2),
         "found_fits": found.peak_bytes <= limit,
         "remat": len(plan.remat),
-        "above_bound": round(plan.bound.gap, 4) if plan.bound else None,
+        "above_bound": round(plan.bound.gap, 4) + 0.0 if plan.bound else None,
         "faster": round(best[1].seconds / found.seconds, 3),
         "plan_cpu_s": round(spent, 1),
     }

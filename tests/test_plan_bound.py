@@ -109,7 +109,17 @@ def test_searches_without_a_bound() -> None:
 def test_gap_beyond_the_space_counts_as_optimal() -> None:
     assert PlanBound(1.0, 0.9).optimal
     assert not PlanBound(1.0, 1.0 + 1e-4).optimal
-    assert PlanBound(1.0, 1.0001).percent == "0.01 %"
+    assert PlanBound(1.0, 1.0001).nearness == "within 0.01 %"
+
+
+@pytest.mark.parametrize("rounding", [-1e-9, 0.0, 1e-9])
+def test_a_plan_at_the_bound_has_no_gap(rounding: float) -> None:
+    """Neither "-0.0 %" nor "0.01 %": seconds of plan and bound differ by rounding."""
+    bound = PlanBound(0.3, 0.3 * (1.0 + rounding))
+    assert bound.optimal
+    assert f"{bound.gap:.1%}" == "0.0%"
+    assert bound.nearness == "optimal"
+    assert str(bound).startswith("optimal: no plan")
 
 
 def test_models_are_of_the_catalog() -> None:

@@ -34,10 +34,11 @@ class PlanBound:
 
     @property
     def gap(self) -> float:
-        """Seconds of the plan found above the bound, relative; negative for a plan beyond the space
-        (with rings, for instance).
+        """Seconds of the plan found above the bound, relative; 0 for a plan at the bound, whose
+        seconds may differ by rounding; negative for a plan beyond the space (with rings, say).
         """
-        return self.found / self.seconds - 1.0
+        gap = self.found / self.seconds - 1.0
+        return 0.0 if abs(gap) <= ROUNDING else gap
 
     @property
     def optimal(self) -> bool:
@@ -46,15 +47,17 @@ class PlanBound:
 
     def __str__(self) -> str:
         if self.optimal:
-            return f"optimal: no plan of this space takes fewer seconds ({SPACE})"
-        return f"within {self.percent} of the best plan of this space ({SPACE})"
+            return f"{self.nearness}: no plan of this space takes fewer seconds ({SPACE})"
+        return f"{self.nearness} of the best plan of this space ({SPACE})"
 
     @property
-    def percent(self) -> str:
-        """The gap in percent, rounded up."""
+    def nearness(self) -> str:
+        """The gap in percent, rounded up, as in "within 2.8 %"; "optimal" without a gap."""
+        if self.optimal:
+            return "optimal"
         digits = 1 if self.gap > 1e-2 else 2
         steps = math.ceil(self.gap * 100.0 * 10**digits - 1e-6)
-        return f"{steps / 10**digits:.{digits}f} %"
+        return f"within {steps / 10**digits:.{digits}f} %"
 
     def to_json(self) -> dict[str, float]:
         """Both figures, as JSON values."""

@@ -193,9 +193,9 @@ def _cards(plan: PlanFacts) -> str:
         (f"{c.flops / 1e12:.3g}", "TFLOP on a device", False),
     ]
     if plan.bound and not plan.bound.optimal:
-        cards.append((f"within {plan.bound.percent}", "of the best plan's seconds", False))
+        cards.append((plan.bound.nearness, "of the best plan's seconds", False))
     elif plan.bound:
-        cards.append(("optimal", "no plan takes fewer seconds", False))
+        cards.append((plan.bound.nearness, "no plan takes fewer seconds", False))
     if plan.proven:
         cards.append(("proven", "no plan of the space costs less", False))
     boxes = (

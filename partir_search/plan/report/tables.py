@@ -84,8 +84,8 @@ def figures_table(plan: PlanFacts) -> Table:
     table.add_column("simulated", justify="right")
     table.add_row("a step", milliseconds(c.seconds))
     if plan.bound:
-        near = "optimal" if plan.bound.optimal else f"within {plan.bound.percent}"
-        table.add_row("lower bound of all plans", f"{milliseconds(plan.bound.seconds)}: {near}")
+        bound = f"{milliseconds(plan.bound.seconds)}: {plan.bound.nearness}"
+        table.add_row("lower bound of all plans", bound)
     table.add_row("of it exposed collectives", milliseconds(c.collective_seconds))
     limit = f" of {amount(plan.memory_limit)}" if math.isfinite(plan.memory_limit) else ""
     table.add_row("peak memory", f"{amount(c.peak_bytes)}{limit}")
