@@ -85,7 +85,9 @@ class StepTable:
         for step in steps:
             after, last = self._tiles_of(step.layout), step is steps[-1]
             pairs = step.pairs if isinstance(step, Permute) else None
-            key = (step.kind, step.axes, before, after, last, pairs)
+            # A slice of partly filled rows is copied (`time/collective_cost.py`).
+            rows = NONE if step.communicates else self._tiles_of(step.layout[-1:])
+            key = (step.kind, step.axes, before, after, last, pairs, rows)
             number = self._numbers.setdefault(key, len(self.steps))
             if number == len(self.steps):
                 self.steps.append((step, before, after, last))
