@@ -48,6 +48,7 @@ def alternate(
     *,
     max_entries: int = 2_000_000,
     rounds: int = 4,
+    first: int = 0,
     least_gain: float = 0.0,
     beat: float = math.inf,
     choices: Choices | None = None,
@@ -69,6 +70,7 @@ def alternate(
       max_entries: limit of a table of exact elimination. Beyond the limit, some variables of the
         block are fixed as well.
       rounds: maximum number of turns of each block.
+      first: number of the block with the first turn; the others follow in order.
       least_gain: end after one turn of each block without a true cost lower by more.
       beat: true cost of a known labelling; after two turns of each block, ends where the turns left
         do not lead below at the gain of the latest turns, one of each block.
@@ -84,7 +86,7 @@ def alternate(
     best, stale, unchanged = visited[0].energy, 0, 0
     choices, turns = choices or Choices(), {} if turns is None else turns
     for turn in range(rounds * len(blocks)):
-        number = turn % len(blocks)
+        number = (first + turn) % len(blocks)
         after = turns.get((number, labels.tobytes()))
         if after is None:
             kept = choices(blocks[number], labels)

@@ -23,7 +23,8 @@ EXACT_STARTS = 2  # of a search, from the best results of exact steps, at most
 EXACT_FINALISTS = 5  # assignments of exact steps evaluated on the unfolded program, at most
 STARTS = 3  # most strategies from which exact steps start
 LABELS_OF_STARTS = 90_000  # of the tables, times the starts
-TRIALS = 6  # further strategies from which exact steps take one turn along each axis, at most
+TRIALS = 4  # further strategies from which exact steps take one turn along each axis, at most
+ORDERS = 2  # of the axes, in which exact steps start without a strategy, at most
 FAR = 0.03  # of a bound, above which an assignment leaves these to be tried
 FITTED = 2  # assignments over the limits that are fitted
 OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
@@ -33,6 +34,7 @@ NEAR = 0.005  # of a bound, above which multipliers of gathers are raised
 PROVEN = 1e-5  # of a bound, above which an assignment is not the best
 BEHIND = 0.03  # of another form's plan, above which one start is enough
 NO_NEARER = 0.02  # of another form's plan, above which the starts are enough
+NOTHING = "the start of the search"  # name of exact steps' start without a strategy
 ALIKE = 4  # decimals of log figures in which assignments are alike
 
 Named = tuple[Found, str]
@@ -139,7 +141,10 @@ def exact_moves(
             # With a price of memory no trial gained: segments decide more.
             trials = TRIALS if steps.minimises_seconds(scored[first][1]) else 0
             rest = _unlike([scored[score] for score in (first, *others)], started, trials)
-            for best, name in _tried(steps, rest):
+            tried = _tried(steps, rest)
+            if trials:
+                tried += _from_nothing(steps, _nearest(found))
+            for best, name in tried:
                 found.setdefault(best.labels.tobytes(), (best, name))
             best, name = _combined(steps, [*found.values()])
             found.setdefault(best.labels.tobytes(), (best, name))
@@ -182,6 +187,16 @@ def _tried(steps: FittedSteps, starts: Sequence[tuple[str, Ints]]) -> list[Named
         best, name = min(tried, key=lambda each: each[0].score.rank())
         tried.append((steps.improve(best.labels)[0], name))
     return tried
+
+
+def _from_nothing(steps: FittedSteps, beat: Score | None) -> list[Named]:
+    """Best assignments by exact steps from the game's first state, in different orders of the axes.
+
+    Where an axis has its first turn, later axes tile nothing yet: the answers differ by the order,
+    and from those near known strategies.
+    """
+    labels, orders = steps.labels_here(), range(min(steps.axes, ORDERS))
+    return [(steps.improve(labels, beat=beat, first=axis)[0], NOTHING) for axis in orders]
 
 
 def _combined(steps: FittedSteps, found: Sequence[Named]) -> Named:

@@ -78,6 +78,11 @@ class ExactSteps:
         self._realised: dict[bytes, Ints] = {}  # by labels of an assignment
         self._highest: dict[bytes, list[tuple[float, int, int]]] = {}
 
+    @property
+    def axes(self) -> int:
+        """Number of the axes that take turns."""
+        return len(self._blocks)
+
     def labels_here(self) -> Ints:
         """Labels of the game's current state."""
         return self.tables.labels_of(self.game.state.partition(self.game.cache.rows))
@@ -89,11 +94,14 @@ class ExactSteps:
         rewind(self.game, played)
         return labels
 
-    def improve(self, labels: Ints, rounds: int = ROUNDS, beat: Score | None = None) -> list[Found]:
+    def improve(
+        self, labels: Ints, rounds: int = ROUNDS, beat: Score | None = None, first: int = 0
+    ) -> list[Found]:
         """All assignments visited by exact steps from an assignment, best first.
 
         Args:
           rounds: most turns along each axis.
+          first: place among the search's axes of the axis with the first turn.
           beat: score of a known assignment; the steps end where they hardly lead to a better one.
         """
         visited = alternate(
@@ -103,6 +111,7 @@ class ExactSteps:
             labels,
             max_entries=MAX_ENTRIES,
             rounds=rounds,
+            first=first,
             least_gain=LEAST_GAIN,
             beat=beat.scalar() + NEAR_BEST if beat else math.inf,
             choices=self._choices,

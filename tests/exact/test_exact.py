@@ -236,6 +236,11 @@ def test_alternation_repeats_no_turn_of_earlier_calls() -> None:
     again = alternate(costs_at, model.energy, blocks, start, turns=turns)
     assert not asked
     assert np.array_equal(again.best.labels, found.best.labels)
+    other = alternate(costs_at, model.energy, blocks, start, turns=turns, rounds=1, first=1)
+    assert asked[0] == start.tobytes()  # the other block's turn there was never taken
+    changed = np.flatnonzero(other.visited[1].labels != start)
+    assert len(changed)
+    assert all(blocks[1][u][start[u]] == blocks[1][u][other.visited[1].labels[u]] for u in changed)
 
 
 def test_alternation_far_from_the_best_known_ends_early() -> None:

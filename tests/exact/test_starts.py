@@ -39,12 +39,15 @@ def test_farthest_labels_first() -> None:
 def test_further_strategies_are_tried_far_from_the_bound(
     far: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One turn along each axis from each, and all turns from the best."""
-    rounds = collections.Counter[int]()
+    """One turn along each axis from each, all turns from the best, and all turns from the first
+    state, once with each axis first.
+    """
+    rounds, firsts = collections.Counter[int](), list[int]()
     whole = FittedSteps.improve
 
     def improve(self: FittedSteps, labels: Any, *given: Any, **named: Any) -> Any:
         rounds[named.get("rounds", 0)] += 1
+        firsts.extend([named["first"]] if "first" in named else [])
         return whole(self, labels, *given, **named)
 
     monkeypatch.setattr(FittedSteps, "improve", improve)
@@ -53,6 +56,8 @@ def test_further_strategies_are_tried_far_from_the_bound(
     found = answer(game_of(module_of("mlp 3"), GRID, MACHINES["tpu_v5e"], tight=False))
     assert found.bound is not None
     assert rounds[1] == (exact_answer.TRIALS if far < 0 else 0)
+    assert firsts == ([0, 1] if far < 0 else [])
+    assert (exact_answer.NOTHING in {name for _, name in found.found}) == (far < 0)
 
 
 def test_a_form_far_behind_another_is_left_early(monkeypatch: pytest.MonkeyPatch) -> None:
