@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import itertools
 import json
 import math
 import pathlib
@@ -259,10 +258,8 @@ FOLDED = {
 @pytest.mark.parametrize(
     ("name", "latency"),
     [
-        *itertools.product(("graph-net-tiny", "unet-tiny", "microbatch-tiny"), (True,)),
-        ("graph-net-tiny", False),
-        ("microbatch-tiny", False),
-        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("unet-tiny", "moe-tiny")),
+        *((name, True) for name in ("graph-net-tiny", "unet-tiny", "microbatch-tiny")),
+        *(pytest.param(name, False, marks=pytest.mark.long) for name in FOLDED),
         pytest.param("moe-tiny", True, marks=pytest.mark.long),
     ],
 )
@@ -271,8 +268,7 @@ def test_folded_costs_are_the_whole_programs(name: str, latency: bool) -> None:
     a loop over microbatches; seconds also on links without latency.
 
     Tensor parallelism tiles every second matrix of the graph network's MLPs of five: peaks differ
-    by 3 %. On the U-Net's fold more scalars are reduced for the gradients' norm, each of which
-    costs the links' latency: 11 % of the seconds of tensor parallelism alone.
+    by 3 %. The loop over microbatches is 3.5 % slower in its fold.
     """
     mesh = AbstractMesh((2, 4), ("data", "model"))
     entry = MODELS[name].resized(**FOLDED[name])
@@ -285,8 +281,6 @@ def test_folded_costs_are_the_whole_programs(name: str, latency: bool) -> None:
     for strategy, cost in report.known:
         found = whole[strategy].cost
         tolerance = 0.03 if "MP(" in strategy and name == "graph-net-tiny" else 0.02
-        alone = name == "unet-tiny" and strategy in ("MP(model)", "MP(data+model)")
-        slower = (0.12 if alone else 0.1) if latency else 0.04
         if latency:
             assert cost.peak_bytes == pytest.approx(found.peak_bytes, rel=tolerance), strategy
-        assert cost.seconds == pytest.approx(found.seconds, rel=slower), strategy
+        assert cost.seconds == pytest.approx(found.seconds, rel=0.04), strategy
