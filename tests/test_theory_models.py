@@ -155,16 +155,12 @@ def _peak_of_a_layer(model: ModelSizes, batch: int, *, remat: bool) -> float:
 
 
 def test_activations_of_a_layer() -> None:
-    """All that is kept: the formula, half of rotated queries and keys, sums of norms and softmax.
-
-    The rotation's result is two halves of which the simulator keeps one besides its operand, and
-    of each softmax the reciprocal of the sum.
-    """
+    """All that is kept: the formula, sums of norms, and the reciprocal of each softmax's sum."""
     model, batch = ModelSizes(2, 256, 4, 2, 1024, 256, sequence=256), 64
     n, tokens = model.layer_parameters, batch * model.sequence
     arguments = memory.StateBytes(4, 0, 8)  # gradients are made after the peak
     state = memory.state_bytes(n, per_parameter=arguments)
-    more = tokens * (model.width + model.kv_width + 4 * model.heads + 2 * 4)
+    more = tokens * (4 * model.heads + 2 * 4)
     casts = 2 * n  # of weights
     wanted = memory.activation_bytes(model, tokens) + more + casts + state
     assert _peak_of_a_layer(model, batch, remat=False) == pytest.approx(wanted, rel=1e-3)

@@ -86,7 +86,7 @@ def local(name: str) -> ps.Plan:
 LOCAL = r"%[^\s\[#]+(#\d+)?\[[^\]]*\]( \+\w+\([^)]+\))*"
 SOURCE = rf"({LOCAL}|[^%\s,]+)"
 TYPED = rf"{LOCAL}: \S+"
-STEP = "(slice|all_gather|all_reduce|reduce_scatter|all_to_all|collective_permute|halo)"
+STEP = "(slice|all_gather|all_reduce|reduce_scatter|all_to_all|collective_permute|halo|mask)"
 DETAIL = (
     r"( (dim|split|size|turn) \d+| elements \d+:\d+| (sum|max|min|and|or)\b| apart| regather"
     rf"| with {LOCAL}(, {LOCAL})*)*"

@@ -100,6 +100,7 @@ class Tree:
         self.users, self.returned = uses.users, uses.returned
         self.local: dict[int, set[int]] = {}  # per axis, values made in the loop being built
         self.given = {v.id for v in module.body.args} | module.constants.keys()
+        self.vectors = {v for v in self.given if len(module.values[v].type.shape) == 1}
         self.likeness = Likeness(partition, self.nests, self.returned)
 
     def weighs(self, op: Op) -> bool:
@@ -173,9 +174,21 @@ class Tree:
         body = tuple(self._nodes(ops, level + 1))
         self.local[axis] = before
         results = self._leaving(ops)
+        if len(ops) > 1 and self._only_moves_vectors(ops):
+            body = (Run(tuple(map(self._statement, ops)), results),)
         if len(body) == 1 and isinstance(body[0], Looped):
             return Looped((loop, *body[0].loops), body[0].body, results)
         return Looped((loop,), body, results)
+
+    def _only_moves_vectors(self, ops: Sequence[Op]) -> bool:
+        """True for light ops that move vectors of the arguments, as reshapes of biases do."""
+        made = {r.id for op in ops for r in op.results}
+        return all(
+            self.partition.rules[op.id].kind is Kind.MOVEMENT
+            and not self.weighs(op)
+            and all(v.id in made or v.id in self.vectors for _, v in op.inputs())
+            for op in ops
+        )
 
     def _leaving(self, ops: Sequence[Op]) -> tuple[Made, ...]:
         """Results of the ops used outside of them."""

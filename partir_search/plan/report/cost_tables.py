@@ -105,14 +105,18 @@ def _more(count: int, seconds: float) -> str | None:
 def collective_lines_table(plan: PlanFacts, rows: int = 15) -> Table:
     """Collectives by kind, axes and source line, most exposed seconds first."""
     table = new_table(
-        title="collectives by source line", title_justify="left", caption_justify="left"
+        title="collectives by source line",
+        title_justify="left",
+        caption_justify="left",
+        padding=0,  # of seven columns, which leave little room for files in narrow terminals
     )
     for column in ("kind", "axes"):
         table.add_column(column, overflow="fold")
-    table.add_column("where", min_width=MIN_SOURCE)
+    found = collective_rows(plan)
+    narrowest = max((Source(row.source).min_width for row in found[:rows]), default=0)
+    table.add_column("where", min_width=max(narrowest, MIN_SOURCE))
     for column in ("exposed", "in all", "runs", "bytes"):
         table.add_column(column, justify="right")
-    found = collective_rows(plan)
     for row in found[:rows]:
         figures = (milliseconds(row.exposed), milliseconds(row.seconds), f"{row.runs:,}")
         table.add_row(row.kind, row.axes, Source(row.source), *figures, amount(row.bytes))
