@@ -186,6 +186,7 @@ class Tree:
         return all(
             self.partition.rules[op.id].kind is Kind.MOVEMENT
             and not self.weighs(op)
+            and op.inputs()
             and all(v.id in made or v.id in self.vectors for _, v in op.inputs())
             for op in ops
         )
