@@ -144,7 +144,7 @@ def _explicit_padding(op: Op) -> float:
         return 1.0
     dims = zip(p["dimension_numbers"].lhs_spec[2:], ends, holes, strict=True)
     sizes = [
-        ((lhs[d] - 1) * hole + 1 + max(low, 0) + max(high, 0)) / lhs[d]
+        ((lhs[d] - 1) * hole + 1 + max(low, 0) + max(high, 0)) / max(lhs[d], 1)
         for d, (low, high), hole in dims
     ]
     return float(math.prod(sizes))

@@ -66,6 +66,16 @@ def test_images_padded_in_memory(padding: tuple[int, int], holes: int, rows: int
     assert copied - cost_of(state).peak_bytes == pytest.approx(8 * rows * 16 * 4)
 
 
+def test_images_without_pixels() -> None:
+    def f(image: Any, window: Any) -> Any:
+        return lax.conv_general_dilated(
+            *(image, window, (1,), ((2, 1),)), dimension_numbers=("NHC", "HIO", "NHC")
+        )
+
+    state = state_of(module_of(f, ones(8, 0, 16), ones(3, 16, 16)))
+    assert cost_of(state, ROUND.with_traits(pads_images=True)) == cost_of(state)
+
+
 def test_searches_for_the_largest() -> None:
     """Each element of a row takes its share of time; sorts and sums do not."""
     machine = ROUND.with_traits(selection_bytes=100.0)
