@@ -214,11 +214,11 @@ class PlanFacts(Layouts, Rewritten):
         return self._planned.model.simulate(self.program, record=True)
 
     def segments(self, mesh: Any = None) -> Segments:
-        """Unique segments of the device-local program, as runnable functions.
+        """Stretches of the device-local program, each unique one once, cut to run by itself.
 
         Args:
-          mesh: `jax.sharding.Mesh` of the devices that segments are to run on, where these are not
-            the plan's own: order and barriers are those of its compiler then.
+          mesh: `jax.sharding.Mesh` of the devices to run segments on, if not the plan's own; the
+            order of instructions and the barriers are then of that mesh's compiler.
         """
         traits = self._planned.cache.traits if mesh is None else traits_of(mesh)
         return segments_of(schedule_for(self.program, traits), self._planned.model)

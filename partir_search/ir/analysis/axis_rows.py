@@ -81,9 +81,10 @@ class AxisRows:
         return [int(op) for op in compound[found]]
 
     def gathered(self, other: AxisRows) -> tuple[int, int]:
-        """Runs of uses that gather this axis, and runs of uses that gather the other axis.
+        """Number of all_gathers per step along this axis alone, and along the other axis alone.
 
-        Only uses count that need a dim, tiled by both axes, on one of the two.
+        Counted are uses of values with one dim tiled by both axes, by ops that read the dim tiled
+        by one axis and gathered along the second.
         """
         found = self._gathered.get(other)
         if found is None:

@@ -136,8 +136,8 @@ class XlaTraits(RateTraits):
     pads_images: bool = trait(
         False,
         "flag",
-        "Copies the image of a convolution with its padding, if the padding differs between the"
-        " ends of a dim or lies between elements.",
+        "Copies the image of a forward convolution with its padding, if the padding differs between"
+        " the ends of a dim or lies between elements.",
         "XLA:GPU's cuDNN pads both ends of a dim alike. Compiled for H100, a codebook's"
         " convolution that enlarges images reads bf16[128,67,67,256] of bf16[128,32,32,256]: 26 %"
         " too low without the trait.",
