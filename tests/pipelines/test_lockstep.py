@@ -160,11 +160,11 @@ def test_residuals_wait_in_the_slots_of_the_table(numbers: tuple[int, ...], sche
 
 
 def test_casts_of_weights_are_held_once() -> None:
-    """Residuals that no microbatch changes have no slots."""
+    """Residuals that no microbatch changes have no slots, only totals of gradients have places."""
     module = pipeline(in_parts(STEPS["narrow"], 4), 2, 4, 1)
     weights = [v.type.shape for v in module.values if v.type.shape[-2:] == (WIDTH, WIDTH)]
     assert weights
-    assert all(len(shape) <= 4 for shape in weights)
+    assert all(len(shape) <= 4 or shape[:2] == (2, 1) for shape in weights)
 
 
 def test_print(golden: Callable[[str], None]) -> None:

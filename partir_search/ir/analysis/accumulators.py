@@ -1,8 +1,9 @@
 """Accumulators: carries of a loop over microbatches with zeros at first, and sums later.
 
 A partial sum of devices may stay unfinished in an accumulator over the whole loop, to be
-finished once, after the loop, and over a further loop that goes on with the sum. It may also leave
-an inner loop over layers unfinished, as a row for each layer.
+finished once, after the loop, and over a further loop that goes on with the sum. An inner loop over
+layers may carry the accumulator on, and add to it in each layer. A sum may also leave an inner loop
+unfinished, as a row for each layer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from partir_search.ir.analysis.def_use import DefUse
 from partir_search.ir.analysis.reductions import is_zero
 from partir_search.ir.core import Module, Op, Value
+from partir_search.ir.data_flow import CarryEdge, DataFlowEdges
 from partir_search.ir.rule import OpRule
 
 
@@ -22,16 +24,16 @@ class Accumulator:
     """One carry.
 
     Attributes:
-      argument: id of the region's argument: the sum before.
+      arguments: ids of arguments of the region, and of inner loops' regions: the sum before.
       added: id of the value added.
-      total: id of the region's result: the new sum.
+      totals: ids of results of the regions: the new sum.
       finals: ids of the loop's results: the sum of all.
       start: id of the sum of an earlier loop that the loop begins with; None for zeros.
     """
 
-    argument: int
+    arguments: tuple[int, ...]
     added: int
-    total: int
+    totals: tuple[int, ...]
     finals: tuple[int, ...]
     start: int | None = None
 
@@ -64,36 +66,61 @@ def _in_loop(
 ) -> Iterator[tuple[int, Accumulator]]:
     edges = rules[op.id].data_flow
     starts = {(e.region, e.argument): op.operands[e.operand] for e in edges.inputs}
-    for at, result, to, place in edges.carries:
-        region, argument = op.regions[at], op.regions[to].args[place]
-        total = region.results[result]
-        add = uses.makers[total.id] if isinstance(total, Value) else None
-        if add is None or not isinstance(total, Value):
+    for edge in edges.carries:
+        way = _way(op, edge, rules, uses)
+        if way is None:
             continue
-        others = _added_to(argument, add, rules[add.id])
-        start = starts[to, place]
+        start = starts[edge.next_region, edge.argument]
         follows = isinstance(start, Value) and start.id in sums and uses.counts[start.id] == 1
-        if (
-            len(others) == 1
-            and uses.counts[argument.id] == uses.counts[others[0].id] == 1
-            and not uses.users[total.id]
-            and (follows or is_zero(start, zeros))
-        ):
+        if follows or is_zero(start, zeros):
+            argument = op.regions[edge.next_region].args[edge.argument]
             finals = [
                 op.results[e.op_result].id
                 for e in edges.finals
                 if op.regions[e.region].args[e.argument] is argument
             ]
-            yield (
-                add.id,
-                Accumulator(
-                    argument.id,
-                    others[0].id,
-                    total.id,
-                    tuple(finals),
-                    start.id if follows and isinstance(start, Value) else None,
-                ),
-            )
+            begun = start.id if follows and isinstance(start, Value) else None
+            yield way[0].id, dataclasses.replace(way[1], finals=tuple(finals), start=begun)
+
+
+def _way(
+    op: Op, edge: CarryEdge, rules: Sequence[OpRule], uses: DefUse
+) -> tuple[Op, Accumulator] | None:
+    """The op that adds to a carry of a loop, or of loops inside of it, and the carry.
+
+    None if a further op reads the sum before, the value added or the new sum.
+    """
+    argument = op.regions[edge.next_region].args[edge.argument]
+    total = op.regions[edge.region].results[edge.region_result]
+    maker = uses.makers[total.id] if isinstance(total, Value) else None
+    if maker is None or not isinstance(total, Value):
+        return None
+    if uses.counts[argument.id] != 1 or uses.users[total.id]:
+        return None
+    if not maker.regions:
+        others = _added_to(argument, maker, rules[maker.id])
+        if len(others) != 1 or uses.counts[others[0].id] != 1:
+            return None
+        return maker, Accumulator((argument.id,), others[0].id, (total.id,), ())
+    edges = rules[maker.id].data_flow
+    inner = _carried(maker, edges, argument, total)
+    found = None if inner is None else _way(maker, inner, rules, uses)
+    if found is None:
+        return None
+    add, way = found
+    arguments, totals = (argument.id, *way.arguments), (total.id, *way.totals)
+    return add, dataclasses.replace(way, arguments=arguments, totals=totals)
+
+
+def _carried(op: Op, edges: DataFlowEdges, first: Value, last: Value) -> CarryEdge | None:
+    """Carry of a loop with operand `first` before the loop and result `last` after it."""
+    starts = {(e.region, e.argument): op.operands[e.operand] for e in edges.inputs}
+    finals = {(e.region, e.argument): op.results[e.op_result] for e in edges.finals}
+    for edge in edges.carries:
+        place = edge.next_region, edge.argument
+        if starts.get(place) is first and finals.get(place) is last:
+            return edge
+    return None
 
 
 def _added_to(argument: Value, add: Op, rule: OpRule) -> list[Value]:

@@ -120,9 +120,12 @@ def defer_reductions(
         kept = analysis.accumulators.get(site.op.id)
         if kept is not None:
             begun = kept.start is None or kept.start in deferrals
-            if f < 0 and monoid == "sum" and tiles[kept.argument] < 0 and begun:
+            whole = all(tiles[v] < 0 for v in kept.arguments)
+            if f < 0 and monoid == "sum" and whole and begun:
                 rest(deferrals[kept.added])
-                partial_at_rest |= dict.fromkeys((kept.argument, kept.added, kept.total), monoid)
+                partial_at_rest |= dict.fromkeys(
+                    (*kept.arguments, kept.added, *kept.totals), monoid
+                )
                 if kept.start is not None:
                     rest(deferrals[kept.start])
                     partial_at_rest[kept.start] = monoid

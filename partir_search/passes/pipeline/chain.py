@@ -33,8 +33,8 @@ from partir_search.passes.pipeline.stage_arrays import (
     stored,
     with_stage,
 )
-from partir_search.passes.pipeline.stage_layers import StageLayers
-from partir_search.passes.pipeline.totals import first_total, last_total, with_gradients
+from partir_search.passes.pipeline.stage_layers import Places, StageLayers
+from partir_search.passes.pipeline.totals import first_total, last_total
 
 State = dict[str, Any]
 
@@ -284,26 +284,29 @@ class Chain:
             chunk = row.get(f"chunk{run}", jnp.zeros(self._stages, jnp.int32))
             given = dict(enumerate(operands[k].forward))
             given |= {len(layers.stacked) + j: x for j, x in operands[k].fixed.items()}
-            out, stacks = self._layers.run(layers, consts, axes, carry[:count], given, {}, chunk)
             at, writes = row[f"slot{run}"], row.get(f"writes{run}")
-            news = [stacks[j] for j in self._kept[k]]
-            state[f"slots{k}"] = stored(state[f"slots{k}"], news, at, writes)
+            slots = [Places(x, at, valid=writes) for x in state[f"slots{k}"]]
+            kept = list(zip(self._kept[k], slots, strict=True))
+            moving = consts, axes, carry[:count]
+            out, state[f"slots{k}"] = self._layers.run(layers, *moving, given, chunk, {}, kept)
             if self._ticks.waits and run + 1 == len(parts.stacks):
                 ends = [x[None] for x in (*travelling.values(), *out)]
                 state["ends"] = stored(state["ends"], ends, at, writes)
         else:
-            out, gradients = self._backward(
-                k, layers, (consts, axes, carry[:count]), row, state, operands[k], f"{run}", {}
-            )
-            split = self._splits[k] if self._splits else None
-            early = range(len(gradients)) if split is None else split.early
-            self._add(k, dict(zip(early, gradients, strict=False)), sums, row.get(f"chunk{run}"))
-            if split is not None:
-                news = [*gradients[len(early) :], *(travelling[x][None] for x in self._passed(run))]
+            moving, waiting = (consts, axes, carry[:count]), list[Places]()
+            if self._splits:
                 at, writes = row[f"waiting{run}"], row.get(f"writes{run}")
-                state[f"deferred{k}"] = stored(state[f"deferred{k}"], news, at, writes)
-        passed, wrap = (*out, *travelling.values()), self._chunks > 1
-        state[f"carry{run}"] = [shifted(x, by, wrap) for x in passed]
+                inner = len(self._splits[k].kept)
+                ends = [travelling[x][None] for x in self._passed(run)]
+                kept, passed = state[f"deferred{k}"][:inner], state[f"deferred{k}"][inner:]
+                waiting = [Places(x, at, valid=writes) for x in kept]
+            out, kept = self._backward(
+                k, layers, moving, row, state, operands[k], f"{run}", sums, {}, waiting
+            )
+            if self._splits:
+                state[f"deferred{k}"] = [*kept, *stored(passed, ends, at, writes)]
+        leaving, wrap = (*out, *travelling.values()), self._chunks > 1
+        state[f"carry{run}"] = [shifted(x, by, wrap) for x in leaving]
         return {**travelling, **dict(zip(whole.finals, out, strict=True))}
 
     def _backward(
@@ -315,52 +318,52 @@ class Chain:
         state: State,
         operands: Operands,
         name: str,
+        sums: list[Any],
         waiting: Mapping[int, Any],
+        deferred: Sequence[Places],
     ) -> tuple[list[Any], list[Any]]:
-        """Carries and stacks of backward layers on the residuals of a tick.
+        """Carries of backward layers on the residuals of a tick, and slots of deferred values.
 
         Args:
           moving: constants of the layers, their axes of stages, and the carry.
           name: of the run, in `row`.
-          waiting: further stacked operands, by position.
+          sums: totals, changed in place.
+          waiting: places of further stacked operands, by position.
+          deferred: places of the values to store for deferred products.
         """
         parts, at = self._parts.stacks[stack], row[f"slot{name}"]
         slots = dict(zip(self._kept[stack], state[f"slots{stack}"], strict=True))
-        needed = layers.read
-        rows = {
-            i: read(slots[j], at) for i, j in parts.residuals.items() if j in slots and i in needed
-        }
-        summed: Sequence[int] = parts.summed
+        needed, chunk = layers.read, row.get(f"chunk{name}", jnp.zeros(self._stages, jnp.int32))
+        found = [(i, j) for i, j in parts.residuals.items() if j in slots and i in needed]
+        reads = {i: Places(slots[j], at) for i, j in found}
+        stacks: list[int | None] = list(range(len(parts.backward.stacks)))
         if self._splits:
             split = self._splits[stack]
-            made = split.late if layers is split.weights else split.early
-            summed = [i for i, j in enumerate(made) if j in summed]
-        chunk = row.get(f"chunk{name}", jnp.zeros(self._stages, jnp.int32))
-        given = operands.backward
-        return self._layers.run(layers, *moving, given, {**rows, **waiting}, chunk, summed)
+            stacks = list(split.late if layers is split.weights else split.early)
+        adding = [(i, t.stack) for i, t in enumerate(parts.totals) if t.stack in stacks]
+        writes = [(stacks.index(j), Places(sums[i], chunk, adds=True)) for i, j in adding]
+        writes += enumerate(deferred, start=len(stacks))
+        out, made = self._layers.run(
+            layers, *moving, operands.backward, chunk, {**reads, **waiting}, writes
+        )
+        for (i, _), x in zip(adding, made, strict=False):
+            sums[i] = x
+        return out, made[len(adding) :]
 
     def _weights(
         self, stack: int, row: Mapping[str, Any], operands: Operands, state: State, sums: list[Any]
     ) -> None:
         """Runs W of a stack: products of gradients deferred by B."""
         split, run, name = self._splits[stack], self._parts.last - 1 - stack, f"_w{stack}"
-        found = [read(x, row[f"waiting{name}"]) for x in state[f"deferred{stack}"]]
+        at, slots = row[f"waiting{name}"], state[f"deferred{stack}"]
         count, first = len(split.kept), len(self._parts.stacks[stack].backward.stacked)
-        waiting = {first + i: x for i, x in enumerate(found[:count])}
-        ends = zip(self._passed(run), found[count:], strict=True)
-        travelling = {x: rows[0] for x, rows in ends}
+        waiting = {first + i: Places(x, at) for i, x in enumerate(slots[:count])}
+        ends = zip(self._passed(run), slots[count:], strict=True)
+        travelling = {x: read(slot, at)[0] for x, slot in ends}
         layers, numbers = split.weights, row[f"microbatch{name}"]
         consts, axes = self._consts(layers, numbers, operands, travelling)
-        _, stacks = self._backward(
-            stack, layers, (consts, axes, []), row, state, operands, name, waiting
-        )
-        self._add(stack, dict(zip(split.late, stacks, strict=True)), sums, row.get(f"chunk{name}"))
-
-    def _add(self, stack: int, gradients: Mapping[int, Any], sums: list[Any], chunk: Any) -> None:
-        """Adds gradients of a stack's layers, by position among its backward stacks, to totals."""
-        for i, total in enumerate(self._parts.stacks[stack].totals):
-            if total.stack is not None and total.stack in gradients:
-                sums[i] = with_gradients(total, sums[i], gradients[total.stack], chunk)
+        moving = consts, axes, list[Any]()
+        self._backward(stack, layers, moving, row, state, operands, name, sums, waiting, ())
 
     def _consts(
         self,

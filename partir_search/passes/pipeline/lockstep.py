@@ -31,7 +31,6 @@ from partir_search.passes.pipeline.operands import Operands, fixed_residuals, op
 from partir_search.passes.pipeline.split_backward import SplitBackward, split_backward
 from partir_search.passes.pipeline.stage_arrays import (
     at_stage,
-    empty_slots,
     masked,
     read,
     rows_at,
@@ -39,9 +38,9 @@ from partir_search.passes.pipeline.stage_arrays import (
     stored,
     with_stage,
 )
-from partir_search.passes.pipeline.stage_layers import StageLayers
+from partir_search.passes.pipeline.stage_layers import Places, StageLayers
 from partir_search.passes.pipeline.tick_rows import TickRows, tick_rows
-from partir_search.passes.pipeline.totals import first_total, last_total, with_gradients
+from partir_search.passes.pipeline.totals import first_total, last_total
 
 Row = Mapping[str, Any]
 State = dict[str, Any]
@@ -83,7 +82,7 @@ class Lockstep:
             first_total(t, x, stages, self._chunks, orders.get(t.argument))
             for t, x in zip(parts.totals, operands.totals, strict=True)
         ]
-        state: State = {"totals": totals, **self._first(operands)}
+        state: State = {"totals": totals, **self._first()}
         made: dict[str, list[Any]] = {"head": [], "exit": []}
         for phase in runs(self.table.schedule):
             state, rows = self._phase(phase, state, operands)
@@ -95,37 +94,24 @@ class Lockstep:
         ]
         return [*finals, *self._rows(made)]
 
-    def _first(self, operands: Operands) -> State:
+    def _first(self) -> State:
         """State before the first tick: no carry, no cotangent, empty slots."""
+        parts, slots, waiting = self.parts, self.table.residuals.count, self.table.cotangents
+        length = -(-parts.forward.count // (self._stages * self._chunks))
 
-        def arriving() -> tuple[list[Any], list[Any], list[Any]]:
-            known = operands.of_microbatch(0)
-            row = {
-                name: jnp.zeros(self._stages, jnp.int32)
-                for name in ("microbatch_F", "slot_F", "chunk_F")
-            }
-            carry = self._entering(known)
-            out, stacks = self._layers_forward(
-                [jnp.broadcast_to(x, (self._stages, *x.shape)) for x in carry], row, operands
-            )
-            return out, stacks, self._cotangents(known, [x[0] for x in out])
+        def zeros(types: Sequence[Operand], *leading: int) -> list[Any]:
+            return [jnp.zeros((self._stages, *leading, *x.type.shape), x.type.dtype) for x in types]
 
-        out, stacks, cotangents = jax.eval_shape(arriving)
-        zeros = [jnp.zeros(x.shape, x.dtype) for x in out]
+        stacks = [parts.forward.stacks[j].type for j in self._kept]
+        kept = [jnp.zeros((self._stages, slots, length, *x.shape[1:]), x.dtype) for x in stacks]
+        kept += zeros(parts.forward.finals, slots, 1) if self._waits else []
+        split = self._split.kept if self._split is not None and waiting is not None else ()
         return {
-            "carry": zeros,
-            "cotangents": [jnp.zeros((self._stages, *x.shape), x.dtype) for x in cotangents],
-            "slots": [empty_slots(self.table.residuals.count, x) for x in stacks],
-            "deferred": self._nothing_deferred(),
+            "carry": zeros(parts.forward.carry),
+            "cotangents": zeros(parts.backward.carry),
+            "slots": kept,
+            "deferred": zeros(split, waiting.count if waiting else 0, length),
         }
-
-    def _nothing_deferred(self) -> list[Any]:
-        """Empty slots for values between B and W; [] if W is not split off."""
-        if self._split is None or self.table.cotangents is None:
-            return []
-        length = -(-self.parts.backward.count // (self._stages * self._chunks))
-        shape = self._stages, self.table.cotangents.count, length
-        return [jnp.zeros((*shape, *x.type.shape), x.type.dtype) for x in self._split.kept]
 
     def _phase(
         self, phase: Phase, state: State, operands: Operands
@@ -183,8 +169,13 @@ class Lockstep:
             entering = self._entering(operands.of_microbatch(row["entry"]))
             valid = row.get("entry_valid")
             carry = [with_stage(x, 0, new, valid) for x, new in zip(carry, entering, strict=True)]
-        out, stacks = self._layers_forward(carry, row, operands)
-        state["slots"] = stored(state["slots"], stacks, row["slot_F"], row.get("writes_F"))
+        at, valid = row["slot_F"], row.get("writes_F")
+        kept = [Places(x, at, valid=valid) for x in state["slots"]]
+        out, slots = self._layers_forward(carry, row, operands, kept[: len(self._kept)])
+        if self._waits:
+            ends = state["slots"][len(self._kept) :]
+            slots += stored(ends, [x[None] for x in out], at, valid)
+        state["slots"] = slots
         state["carry"] = [shifted(x, 1, self._chunks > 1) for x in out]
         return out
 
@@ -192,17 +183,18 @@ class Lockstep:
         return self._values.compute(self.parts.forward.carry, known)
 
     def _layers_forward(
-        self, carry: Sequence[Any], row: Row, operands: Operands
+        self, carry: Sequence[Any], row: Row, operands: Operands, slots: Sequence[Places]
     ) -> tuple[list[Any], list[Any]]:
-        """Carries after the layers of each stage, and the residuals to keep."""
+        """Carries after the layers of each stage, and the slots with the residuals to keep."""
         consts, axes = self._consts(self.parts.forward, row["microbatch_F"], operands)
         layers = self.parts.forward
         given = dict(enumerate(operands.forward))
         # Casts of weights are read, not made in every tick.
         given |= {len(layers.stacked) + j: x for j, x in operands.fixed.items()}
-        out, stacks = self._stage_layers.run(layers, consts, axes, carry, given, {}, row["chunk_F"])
-        kept = [stacks[j] for j in self._kept]
-        return out, [*kept, *(x[None] for x in out)] if self._waits else kept
+        writes = list(zip(self._kept, slots, strict=True))
+        return self._stage_layers.run(
+            layers, consts, axes, carry, given, row["chunk_F"], {}, writes
+        )
 
     # Backward ----------------------------------------------------------------------------------
 
@@ -233,12 +225,7 @@ class Lockstep:
             ends = zip(arriving, zeros, strict=True)
             arriving = [with_stage(x, last, new, valid) for x, new in ends]
         layers = parts.backward if self._split is None else self._split.operands
-        gone, stacks = self._layers_backward(layers, BACKWARD, arriving, {}, state, row, operands)
-        at_once, _ = self._stacks_by_kind()
-        self._add(state, dict(zip(at_once, stacks, strict=False)), row, BACKWARD)
-        if self._split is not None:
-            news, valid = stacks[len(at_once) :], row.get("writes_B")
-            state["deferred"] = stored(state["deferred"], news, row["waiting_B"], valid)
+        gone = self._layers_backward(layers, BACKWARD, arriving, state, row, operands)
         if "exit" in row:
             finals = [at_stage(x, 0) for x in gone]
             known = operands.of_microbatch(row["exit"])
@@ -250,65 +237,54 @@ class Lockstep:
     def _weights(self, state: State, row: Row, operands: Operands) -> None:
         """Runs W of a tick: products of gradients deferred by B."""
         assert self._split is not None
-        layers, first = self._split.weights, len(self.parts.backward.stacked)
-        waiting = {
-            first + i: read(x, row[f"waiting_{WEIGHTS}"]) for i, x in enumerate(state["deferred"])
-        }
-        _, stacks = self._layers_backward(layers, WEIGHTS, (), waiting, state, row, operands)
-        self._add(state, dict(zip(self._split.late, stacks, strict=True)), row, WEIGHTS)
+        self._layers_backward(self._split.weights, WEIGHTS, (), state, row, operands)
 
     def _layers_backward(
         self,
         layers: Layers,
         kind: str,
         carry: Sequence[Any],
-        rows: Mapping[int, Any],
         state: State,
         row: Row,
         operands: Operands,
-    ) -> tuple[list[Any], list[Any]]:
-        """Carries and stacks of backward layers on the residuals of a tick.
+    ) -> list[Any]:
+        """Carries of backward layers on the residuals of a tick.
+
+        Adds gradients of the layers to the totals, and stores values for deferred products.
 
         Args:
           kind: BACKWARD or WEIGHTS.
-          rows: further stacked operands, by position.
         """
-        parts = self.parts
+        parts, at_chunk = self.parts, row[f"chunk_{kind}"]
         consts, axes = self._consts(layers, row[f"microbatch_{kind}"], operands)
         kept = dict(zip(self._kept, state["slots"], strict=False))
-        residuals = {
-            i: read(kept[j], row[f"slot_{kind}"])
+        reads = {
+            i: Places(kept[j], row[f"slot_{kind}"])
             for i, j in parts.residuals.items()
             if j in kept and i in layers.read
         }
         at_once, later = self._stacks_by_kind()
-        stacks = later if kind == WEIGHTS else at_once
-        summed = [k for k, j in enumerate(stacks) if j in parts.summed]
-        return self._stage_layers.run(
-            layers,
-            consts,
-            axes,
-            carry,
-            operands.backward,
-            {**residuals, **rows},
-            row[f"chunk_{kind}"],
-            summed,
+        stacks: list[int | None] = list(later if kind == WEIGHTS else at_once)
+        mine = [(i, t.stack) for i, t in enumerate(parts.totals) if t.stack in stacks]
+        totals = list(state["totals"])
+        writes = [(stacks.index(j), Places(totals[i], at_chunk, adds=True)) for i, j in mine]
+        waiting, first = state["deferred"], len(parts.backward.stacked)
+        if kind == WEIGHTS:
+            at = row[f"waiting_{kind}"]
+            reads |= {first + i: Places(x, at) for i, x in enumerate(waiting)}
+        elif waiting:
+            at, valid = row[f"waiting_{kind}"], row.get("writes_B")
+            places = [Places(x, at, valid=valid) for x in waiting]
+            writes += enumerate(places, start=len(stacks))
+        out, made = self._stage_layers.run(
+            layers, consts, axes, carry, operands.backward, at_chunk, reads, writes
         )
-
-    def _add(self, state: State, gradients: Mapping[int, Any], row: Row, kind: str) -> None:
-        """Adds gradients of layers, by position among the backward stacks, to the totals."""
-        at = row[f"chunk_{kind}"] if self._chunks > 1 else None
-        state["totals"] = [
-            x
-            if t.stack is None or t.stack not in gradients
-            else with_gradients(t, x, gradients[t.stack], at)
-            for t, x in zip(self.parts.totals, state["totals"], strict=True)
-        ]
-
-    def _cotangents(self, known: Arrays, finals: Sequence[Any]) -> list[Any]:
-        """Cotangents of the last layer's results, from the head."""
-        known = {**known, **dict(zip(self.parts.forward.finals, finals, strict=True))}
-        return self._values.compute(self.parts.backward.carry, known)
+        for (i, _), x in zip(mine, made, strict=False):
+            totals[i] = x
+        state["totals"] = totals
+        if kind == BACKWARD:
+            state["deferred"] = made[len(mine) :]
+        return out
 
     def _part(
         self, state: State, part: Part, wanted: Sequence[Operand], known: Arrays, valid: Any

@@ -35,17 +35,6 @@ def by_layer(x: Any, chunks: int, count: int) -> Any:
     return rows if rows.shape[0] == count else lax.slice_in_dim(rows, 0, count)
 
 
-def chunk_added(totals: Any, x: Any, at: Any) -> Any:
-    """Totals by stage with x [layers of a chunk, stages, ...] added.
-
-    Args:
-      at: number of the chunk by stage; None for one chunk.
-    """
-    if at is None:
-        return totals + x.astype(totals.dtype)
-    return _scattered(lax.scatter_add, totals, x.astype(totals.dtype), at)
-
-
 def at_stage(x: Any, stage: int) -> Any:
     """x[stage] of an array [stages, ...], as a masked sum: of partial sums if stages are tiled."""
     zero = jnp.zeros((), x.dtype)
@@ -101,15 +90,57 @@ def layer_of(x: Any, chunk: Any, layer: Any) -> Any:
     )
 
 
-def empty_slots(count: int, x: Any) -> Any:
-    """Zeros [stages, slots, layers, ...] for `count` arrays x [layers, stages, ...]."""
-    layers, stages, *shape = x.shape
-    return jnp.zeros((stages, count, layers, *shape), x.dtype)
+def row_written(buffer: Any, x: Any, at: Any, layer: Any, valid: Any) -> Any:
+    """An array [places, layers, ...] with `x` [...] in place of buffer[at, layer].
+
+    Args:
+      valid: False leaves the row as it is; None always replaces it.
+    """
+    if valid is not None:
+        x = jnp.where(valid, x, layer_of(buffer, at, layer))
+    return _row_scattered(lax.scatter, buffer, x, at, layer)
+
+
+def row_added(buffer: Any, x: Any, at: Any, layer: Any) -> Any:
+    """An array [places, layers, ...] with `x` [...] added to buffer[at, layer]."""
+    return _row_scattered(lax.scatter_add, buffer, x.astype(buffer.dtype), at, layer)
+
+
+def _row_scattered(scatter: Callable[..., Any], buffer: Any, x: Any, at: Any, layer: Any) -> Any:
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(x.ndim)),
+        inserted_window_dims=(0, 1),
+        scatter_dims_to_operand_dims=(0, 1),
+    )
+    return scatter(
+        buffer,
+        jnp.stack([at, layer]),
+        x,
+        numbers,
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
 
 
 def written(slots: Any, x: Any, at: Any) -> Any:
     """Slots with x [layers, stages, ...] written, each stage at its number in `at` [stages]."""
-    return _scattered(lax.scatter, slots, x, at)
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=(0, *range(2, x.ndim)),
+        inserted_window_dims=(1,),
+        scatter_dims_to_operand_dims=(1,),
+        operand_batching_dims=(0,),
+        scatter_indices_batching_dims=(0,),
+    )
+    return lax.scatter(
+        slots,
+        lax.expand_dims(at, (1,)),
+        x,
+        numbers,
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+    )
 
 
 def stored(slots: Sequence[Any], news: Sequence[Any], at: Any, valid: Any) -> list[Any]:
@@ -125,26 +156,6 @@ def stored(slots: Sequence[Any], news: Sequence[Any], at: Any, valid: Any) -> li
             new = jnp.where(here, new, read(old, at))
         found.append(written(old, new, at))
     return found
-
-
-def _scattered(scatter: Callable[..., Any], slots: Any, x: Any, at: Any) -> Any:
-    """`scatter` of x [layers, stages, ...] to [stages, slots, ...], a slot `at` each stage."""
-    numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=(0, *range(2, x.ndim)),
-        inserted_window_dims=(1,),
-        scatter_dims_to_operand_dims=(1,),
-        operand_batching_dims=(0,),
-        scatter_indices_batching_dims=(0,),
-    )
-    return scatter(
-        slots,
-        lax.expand_dims(at, (1,)),
-        x,
-        numbers,
-        indices_are_sorted=True,
-        unique_indices=True,
-        mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
-    )
 
 
 def read(slots: Any, at: Any) -> Any:

@@ -1,8 +1,14 @@
-"""Layers of all stages in a tick, each stage on a carry of its own."""
+"""Layers of all stages in a tick, each stage on a carry of its own.
+
+Rows of layers are read from arrays of all chunks or slots, and written to them, in the loop over
+layers: a stack of a tick's rows would be filled with zeros, written, and read once more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +18,25 @@ from jax import lax
 from partir_search.ir.core import Value
 from partir_search.passes.pipeline.body_values import BodyValues
 from partir_search.passes.pipeline.layers import Layers
-from partir_search.passes.pipeline.stage_arrays import layer_of, masked
+from partir_search.passes.pipeline.stage_arrays import layer_of, masked, row_added, row_written
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Places:
+    """Rows of the layers of a tick in an array.
+
+    Attributes:
+      array: [stages, places, layers of a chunk, ...]; to be written, also [stages, ...] for the sum
+        of all rows.
+      at: [stages] numbers of the places: chunks or slots.
+      adds: True to add to the rows instead of overwriting them.
+      valid: [stages] False for a stage that writes nothing; None if all write.
+    """
+
+    array: Any
+    at: Any
+    adds: bool = False
+    valid: Any = None
 
 
 class StageLayers:
@@ -28,53 +52,76 @@ class StageLayers:
         axes: Sequence[int | None],
         carry: Sequence[Any],
         given: Mapping[int, Any],
-        rows: Mapping[int, Any],
         chunk: Any,
-        summed: Collection[int] = (),
+        reads: Mapping[int, Places],
+        writes: Sequence[tuple[int, Places]],
     ) -> tuple[list[Any], list[Any]]:
-        """Carries and stacks of the layers of each stage, each on a carry of its own.
+        """Carries of the layers of each stage, and the arrays written.
 
         Args:
           axes: of stages in `consts`.
           given: stacked operands of all layers, by position, as in `by_stage`; beyond them, stacks
             of the layers known beforehand.
-          rows: stacked operands of the chunk, by position, [layers of a chunk, stages, ...].
           chunk: number of the chunk, by stage.
-          summed: stacks to be summed over the layers, by position.
+          reads: places of further stacked operands, by position.
+          writes: (position of a stack, its places); further stacks are dropped.
         """
         count, cuts = len(carry), self._stages * self._chunks
         length = -(-layers.count // cuts)
-        found = {**given, **rows}
-        needed = self._needed(layers, found)
-        rows = {i: x for i, x in found.items() if i in needed and (i in rows or self._chunks == 1)}
-        whole = {i: x for i, x in given.items() if i in needed and i not in rows}
+        needed = self._needed(layers, {*given, *reads})
+        given = {i: x for i, x in given.items() if i in needed and i not in reads}
+        rows = given if self._chunks == 1 else {}
+        places = {i: Places(x, chunk) for i, x in given.items() if i not in rows}
+        places |= {i: x for i, x in reads.items() if i in needed}
 
-        def stage(consts: Any, carry: Any, rows: Any, whole: Any, chunk: Any, at: Any) -> Any:
-            def layer(carry: Any, step: Any) -> Any:
-                number, found = step
-                own = {i: layer_of(x, chunk, number) for i, x in whole.items()}
+        def stage(
+            consts: Any, carry: Any, rows: Any, whole: Any, written: Any, at: Any, place: Any
+        ) -> Any:
+            def layer(moving: Any, step: Any) -> Any:
+                (carry, written), (number, found) = moving, step
+                own = {i: layer_of(x, at["read"][i], number) for i, x in whole.items()}
                 found = {**found, **own}
                 operands = len(layers.stacked)
                 stacked = [found.get(i) for i in range(operands)]
                 known = {count + i - operands: x for i, x in found.items() if i >= operands}
                 out = self._values.call(layers.region, [*consts, *carry, *stacked], known)
-                carried = out[:count]
-                if layers.count % cuts:  # further layers pass on their operand
-                    here = (chunk * self._stages + at) * length + number < layers.count
+                carried, here = out[:count], None
+                if place is not None:  # further layers pass on their operand
+                    here = (at["chunk"] * self._stages + place) * length + number < layers.count
                     carried = [
                         jnp.where(here, new, old) for new, old in zip(out, carry, strict=False)
                     ]
-                    for i in summed:
-                        out[count + i] = masked(out[count + i], here)
-                return carried, out[count:]
+                new = [
+                    put(k, x, out[count + j], at, number, here)
+                    for k, (j, _), x in zip(itertools.count(), writes, written)
+                ]
+                return (carried, new), None
 
             numbers = lax.iota(jnp.int32, length)
-            return lax.scan(layer, carry, (numbers, rows), length=length, reverse=layers.reverse)
+            (out, written), _ = lax.scan(
+                layer, (carry, written), (numbers, rows), length=length, reverse=layers.reverse
+            )
+            return out, written
 
-        run = jax.vmap(stage, in_axes=(list(axes), 0, 1, 0, 0, 0), out_axes=(0, 1))
-        places = lax.iota(jnp.int32, self._stages) if layers.count % cuts else None
-        out, stacks = run(list(consts), list(carry), rows, whole, chunk, places)
-        return out, stacks
+        def put(k: int, array: Any, x: Any, at: Any, number: Any, here: Any) -> Any:
+            if array.ndim == x.ndim:  # the sum of all rows
+                return array + (x if here is None else masked(x, here)).astype(array.dtype)
+            if writes[k][1].adds:
+                return row_added(array, x, at["write"][k], number)
+            return row_written(array, x, at["write"][k], number, at["valid"].get(k))
+
+        at = {
+            "chunk": chunk,
+            "read": {i: x.at for i, x in places.items()},
+            "write": [x.at for _, x in writes],
+            "valid": {k: x.valid for k, (_, x) in enumerate(writes) if x.valid is not None},
+        }
+        run = jax.vmap(stage, in_axes=(list(axes), 0, 1, 0, 0, 0, 0))
+        place = lax.iota(jnp.int32, self._stages) if layers.count % cuts else None
+        whole = {i: x.array for i, x in places.items()}
+        written = [x.array for _, x in writes]
+        out, written = run(list(consts), list(carry), rows, whole, written, at, place)
+        return out, written
 
     def _needed(self, layers: Layers, found: Iterable[int]) -> set[int]:
         """Positions of `found` read by a layer: an operand behind a known stack is not."""

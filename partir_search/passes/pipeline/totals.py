@@ -10,13 +10,14 @@ from jax import lax
 from partir_search.ir.staged_state import LayerOrder
 from partir_search.passes.pipeline.layer_order import layers_of, stages_of
 from partir_search.passes.pipeline.loop_parts import Total
-from partir_search.passes.pipeline.stage_arrays import chunk_added
 
 
 def first_total(
     total: Total, x: Any, stages: int, chunks: int, order: LayerOrder | None = None
 ) -> Any:
-    """A total before the first tick, by stage; of the whole pipeline for values of no layer.
+    """A total before the first tick, [stages, chunks, layers of a chunk, ...].
+
+    Values of no layer have one total of the whole pipeline, and sums over layers one of each stage.
 
     Args:
       x: the carry of the loop over microbatches, before the loop.
@@ -26,18 +27,8 @@ def first_total(
         return x
     if total.summed:
         return jnp.zeros((stages, *x.shape), x.dtype)
-    return stages_of(x, stages, chunks, order)
-
-
-def with_gradients(total: Total, old: Any, gradients: Any, at: Any) -> Any:
-    """A total of layers with the gradients [layers of a chunk, stages, ...] of a tick.
-
-    Args:
-      at: number of the chunk by stage; None for one chunk.
-    """
-    if total.summed:
-        return old + lax.reduce_sum(gradients.astype(old.dtype), (0,))
-    return chunk_added(old, gradients, at)
+    found = stages_of(x, stages, chunks, order)
+    return jnp.swapaxes(found, 0, 1)[:, None] if chunks == 1 else found
 
 
 def last_total(
@@ -54,4 +45,4 @@ def last_total(
         return x
     if total.summed:
         return first + lax.reduce_sum(x, (0,))
-    return layers_of(x, chunks, count, order)
+    return layers_of(jnp.swapaxes(x[:, 0], 0, 1) if chunks == 1 else x, chunks, count, order)

@@ -117,7 +117,7 @@ class Curve:
 
     def bytes_at(self, nbytes: Floats) -> Floats:
         """[R] live bytes of stored values in main memory, given [values] local bytes."""
-        nbytes = nbytes[: self.values]
+        all_bytes, nbytes = nbytes, nbytes[: self.values]
         if not len(self.near.rows) and not len(self.held.rows):
             alone: Floats = self.far.bytes_at(nbytes)
             return np.cumsum(alone, out=alone)[:-1]
@@ -127,7 +127,7 @@ class Curve:
             held = self.held.bytes_at(small)
             far += self.held.bytes_at(nbytes - small)
             held = np.cumsum(held, out=held)
-            held[:-1][self.loops] -= np.minimum(held[:-1][self.loops], self._for_held(nbytes))
+            held[:-1][self.loops] -= np.minimum(held[:-1][self.loops], self._for_held(all_bytes))
             far += np.diff(held, prepend=0.0)
         far += self.near.bytes_at(nbytes - small)
         near: Floats = self.near.bytes_at(small)
@@ -139,8 +139,8 @@ class Curve:
 
     def most_near(self, nbytes: Floats) -> float:
         """Most bytes of short-lived values that fit, in the region and in regions inside."""
-        nbytes = nbytes[: self.values]
-        small = np.where(nbytes <= self.max_near_bytes, nbytes, 0.0)
+        known = nbytes[: self.values]
+        small = np.where(known <= self.max_near_bytes, known, 0.0)
         own = float(np.max(np.cumsum(self.near.bytes_at(small)), initial=0.0))
         return own + max((curve.most_near(nbytes) for curve in self.inside), default=0.0)
 
@@ -168,13 +168,13 @@ class Curve:
 
         Exact at `nbytes`, and wherever the same values live in memory on the chip.
         """
-        nbytes = nbytes[: self.values]
+        all_bytes, nbytes = nbytes, nbytes[: self.values]
         weights = self.far.weights_upto(row, self.values)
         small = nbytes <= self.max_near_bytes
         besides = 0.0
         for changes, most in (
             (self.near, self.vmem_bytes),
-            (self.held, self._for_held(nbytes) if self.loops[row] else 0.0),
+            (self.held, self._for_held(all_bytes) if self.loops[row] else 0.0),
         ):
             found = changes.weights_upto(row, self.values)
             if not found.any():

@@ -50,6 +50,8 @@ def aliased_results(
 ) -> Iterator[int]:
     """Ids of a body's results written into the buffer of the carry that the result replaces.
 
+    An elementwise op writes there, or a loop that goes on with the carry.
+
     Args:
       rules: per op id.
       made: by value id, the position of the op that makes the value.
@@ -61,6 +63,18 @@ def aliased_results(
         if not isinstance(x, Value) or x.id not in made or old.id in returned:
             continue
         at, last_read = made[x.id], dies.get(old.id, -1)
-        overwrites = rules[region.ops[at].id].elementwise
+        maker = region.ops[at]
+        overwrites = rules[maker.id].elementwise or _carries(
+            maker, rules[maker.id].data_flow, old, x
+        )
         if returned.count(x.id) == 1 and (last_read < at or (last_read == at and overwrites)):
             yield x.id
+
+
+def _carries(op: Op, edges: DataFlowEdges, first: Value, last: Value) -> bool:
+    """True if a loop has `first` before, and `last` after, all iterations of one carry."""
+    starts = {(region, arg): operand for operand, region, arg, _ in edges.inputs}
+    return any(
+        op.results[result] is last and op.operands[starts[region, arg]] is first
+        for region, arg, result in edges.finals
+    )
