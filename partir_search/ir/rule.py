@@ -201,6 +201,11 @@ class OpRule:
         return self.kind is Kind.GATHER and bool(self.indexed)
 
     @property
+    def reads_one_row(self) -> bool:
+        """True if the op reads one row of a table, a layer of a stack for instance."""
+        return self.is_table_lookup and set(self.results[0]) <= {NONE, *self.operands[0]}
+
+    @property
     def is_indexed_update(self) -> bool:
         """True for an update of operand 0 at indices, with `update_operand`."""
         return self.kind is Kind.UPDATE and bool(self.indexed)

@@ -276,6 +276,23 @@ class XlaTraits(RateTraits):
         " score forward and 4 backward, not 8 and 16. Rings of 4,096 and 16,384 positions compiled"
         " for v5e: 5 to 8 % too high with, 27 to 56 % without. XLA:GPU: 8 % off with and without.",
     )
+    attention_score_bytes: Mapping[str, float] = dataclasses.field(
+        default_factory=dict,
+        metadata=described(
+            "bytes a score by pass, forward or backward",
+            "Equivalent bytes of vector units for a score of an attention op.",
+            "XLA:TPU runs an attention op as kernels over all scores. Cycles of the kernels of a"
+            " layer compiled for v5e, 512 and 1,024 positions, heads of 128: 10.5 to 14.2 bytes a"
+            " score forward, 10 to 19.9 backward, most where scores leave the chip.",
+        ),
+    )
+    fuses_row_reads: bool = trait(
+        False,
+        "flag",
+        "Reads a row of a stack in the kernel that alone reads the row.",
+        "XLA:TPU fuses the row of a layer's weights, or of a pipeline's slots, into the product"
+        " that reads the row, and copies what two kernels read: pipelines compiled for v5e.",
+    )
     defers_accumulated_products: bool = trait(
         False,
         "flag",

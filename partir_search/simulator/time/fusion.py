@@ -10,6 +10,7 @@ further reduction are in different kernels.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,10 @@ class Fusions:
       leader: by position of a kernel, the position of the first kernel in the same fused kernel.
       touched: by position of a kernel, ids of the values read or written by the kernel and by no
         earlier one in the same fused kernel. Repeated ids count repeatedly. A gather of rows has
-        its result twice instead of the table, to count as many bytes read as written. The operand
-        that a softmax overwrites (`Dtypes.softmax_in_one_kernel`) is repeated. An update in place
-        has the update instead of the updated value.
+        its result twice instead of the table, to count as many bytes read as written, and a row
+        that only one kernel reads has nothing (`XlaTraits.fuses_row_reads`). The operand that a
+        softmax overwrites (`Dtypes.softmax_in_one_kernel`) is repeated. An update in place has the
+        update instead of the updated value.
       inner: by position of an op with regions, the fusions of each region.
     """
 
@@ -77,8 +79,18 @@ def fuse(buffers: Buffers, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaT
             if v in made and leader[made[v]] != leader[at]:
                 written_ids.add(v)
     touched: dict[int, tuple[int, ...]] = {}
+    readers = collections.Counter(v for leaves in stored.reads.values() for v in leaves)
+    passed = {v for at in stored.reads if region.ops[at].regions for v in stored.reads[at]}
+    passed |= {x.id for x in region.results if isinstance(x, Value)}
+
+    def once(v: int) -> bool:
+        return readers[v] == 1 and v not in passed
+
     for at in stored.reads:
         op, read = region.ops[at], own[at]
+        if traits.fuses_row_reads and rules[op.id].reads_one_row and once(op.results[0].id):
+            touched[at] = ()
+            continue
         if rules[op.id].is_table_lookup:
             (result,) = op.results
             most = result.type.nbytes

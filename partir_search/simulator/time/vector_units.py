@@ -10,6 +10,7 @@ On TPUs the model fits the cycle estimates of XLA:TPU, which are linear in the b
   point, for any number of operands and any arithmetic.
 - The epilogue of a dot adds the same work, unless the dot is stored wide. The work runs beside the
   matrix units, and so does the traffic, but for a dot of many small matrices.
+- An attention op works on each score (`XlaTraits.attention_score_bytes`).
 - A dot of a matrix with vectors (attention of one token to a cache) does not use the matrix units:
   vector units multiply and reduce all its points.
 
@@ -32,6 +33,7 @@ from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.op_kinds import is_batched, is_reduction
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.target.traits import XlaTraits
 from partir_search.simulator.time.kernels import Kernels
 
 
@@ -76,6 +78,9 @@ def vector_work(
         nbytes[at] = _atomic_bytes(op, rule, machine) + _selection_bytes(op, rule, machine)
     for at, op_id in enumerate(kernels.op.tolist() if machine.vector_bytes else ()):
         op, rule, leader = module.ops[op_id], rules[op_id], int(kernels.leader[at])
+        if rule.blockwise:
+            nbytes[at], batched[at] = _score_bytes(rule, traits), True
+            continue
         by_vectors = _by_vectors(rule)
         if rule.contracts:
             batched[at] = is_batched(rule)
@@ -105,6 +110,14 @@ def _atomic_bytes(op: Op, rule: OpRule, machine: Machine) -> float:
     update = op.operands[rule.update_operand].type
     each = machine.traits.atomic_update_bytes.get(str(update.dtype), 0.0)
     return each * math.prod(update.shape)
+
+
+def _score_bytes(rule: OpRule, traits: XlaTraits) -> float:
+    """Equivalent bytes of the work on the scores of an attention op."""
+    assert rule.blockwise is not None
+    scores = math.prod(rule.sizes[f] for f in rule.blockwise.scratch_factors)
+    way = "backward" if rule.blockwise.returning else "forward"
+    return traits.attention_score_bytes.get(way, 0.0) * scores
 
 
 def _selection_bytes(op: Op, rule: OpRule, machine: Machine) -> float:
