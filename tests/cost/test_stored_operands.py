@@ -153,6 +153,20 @@ def test_images_of_one_feature(batch: int, padding: int) -> None:
     assert stored == padding * written == padding * batch * 2 * 128 * 4
 
 
+def test_widths_of_gradients() -> None:
+    """Gradients bf16[4, 16, 16, 32], multiplied and widened: f32 of a dot, not of a convolution."""
+
+    def widened(product: Any, *shape: int) -> float:
+        def fn(x: Any, w: Any) -> Any:
+            return jax.grad(lambda x: product(jnp.sin(x.astype(w.dtype)), w).sum())(x)
+
+        weights = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+        return more(fn, f32(4, 16, 16, 32), weights, trait="keeps_dots_wide")
+
+    assert widened(jnp.matmul, 32, 512) == 4 * 16 * 16 * 32 * 2
+    assert widened(convolve, 3, 3, 32, 512) == 0
+
+
 @pytest.mark.parametrize("tiled, saved", [(None, 1), ((1, 1), 0), ((2, 1), 0.25)])
 def test_epilogues_in_place(tiled: tuple[int, int] | None, saved: float) -> None:
     """A product writes into the buffer of the sorted factor or sign, but not beside an

@@ -163,7 +163,9 @@ def _set_widths(
                 and for_widening[r.id]
                 and is_float(r.type, 2)
             ):
-                if not converted[r.id] if gradient else outputs.feeds_masked_softmax(op):
+                # Convolutions round gradients of images to the program's type.
+                wider = not converted[r.id] and rule.role is not Role.CONVOLUTION
+                if wider if gradient else outputs.feeds_masked_softmax(op):
                     width[r.id] = 2.0
                     if not gradient:
                         in_one_kernel[r.id] = True
