@@ -153,6 +153,25 @@ def test_images_of_one_feature(batch: int, padding: int) -> None:
     assert stored == padding * written == padding * batch * 2 * 128 * 4
 
 
+def test_order_of_dims_behind_reshapes() -> None:
+    """Squeezed images f32[8, 256, 128] of one feature lie in 128 lanes, as images; flat ones do
+    not.
+    """
+
+    def stored(*shape: int) -> float:
+        def fn(x: Any, w: Any) -> Any:
+            return jnp.sin(convolve(x, w).reshape(shape))
+
+        args, tiles = (
+            (f32(8, 256, 128, 128), f32(3, 3, 128, 1)),
+            {"tile_lanes": 128, "tile_sublanes": 8},
+        )
+        return peak(fn, *args, in_place_elementwise=False, **tiles)
+
+    nbytes = 8 * 256 * 128 * 4
+    assert stored(8, 256, 128) - stored(8, 256 * 128) == 127 * nbytes
+
+
 def test_widths_of_gradients() -> None:
     """Gradients bf16[4, 16, 16, 32], multiplied and widened: f32 of a dot, not of a convolution."""
 
