@@ -33,6 +33,35 @@ FIRST_STEP = 0.3  # of a multiplier
 LAST_STEP = 0.003
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class _Sparse:
+    """Entries of a matrix that are not 0.
+
+    Of these matrices less than a tenth is not 0. Threads of a dense product (BLAS) also cost up to
+    forty times the product.
+    """
+
+    shape: tuple[int, int]
+    rows: Ints
+    columns: Ints
+    entries: Floats
+
+    @classmethod
+    def of(cls, dense: Floats) -> _Sparse:
+        rows, columns = np.nonzero(dense)
+        return cls((dense.shape[0], dense.shape[1]), rows, columns, dense[rows, columns])
+
+    def times(self, column: Floats) -> Floats:
+        """Product with a column vector."""
+        each = self.entries * column[self.columns]
+        return np.bincount(self.rows, each, self.shape[0]).astype(np.float64, copy=False)
+
+    def left_times(self, row: Floats) -> Floats:
+        """Product of a row vector with the matrix."""
+        each = self.entries * row[self.rows]
+        return np.bincount(self.columns, each, self.shape[1]).astype(np.float64, copy=False)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class HiddenGathers:
     """Gathers of a program behind compute, and limits of the hidden seconds.
@@ -141,14 +170,21 @@ class Dual:
         """
         self._gathers, self._counted, self._figures = gathers, counted, figures
         self.count = len(gathers.taken)
+        self._taken, self._shares = _Sparse.of(gathers.taken), _Sparse.of(gathers.shares)
 
     def change(self, limits: Floats, labels: Ints) -> float:
         """Change of a labelling's energy from no multipliers."""
-        return self._change(limits, [self._figures(labels)])[0]
+        taken, of_uses = self._taken.left_times(limits), self._shares.times(limits)
+        return self._change(taken, of_uses, [self._figures(labels)])[0]
 
-    def _change(self, limits: Floats, points: Sequence[Figures]) -> list[float]:
-        m, taken = self._gathers.multipliers(limits), limits @ self._gathers.taken
-        own = np.minimum(taken, self._counted)
+    def _change(self, taken: Floats, of_uses: Floats, points: Sequence[Figures]) -> list[float]:
+        """Changes of energies, from no multipliers.
+
+        Args:
+          taken: [kernels] shares of the seconds.
+          of_uses: [uses] sums of the multipliers of the limits.
+        """
+        m, own = np.minimum(of_uses, 1.0), np.minimum(taken, self._counted)
         return [float(p.hidden @ m - p.kernels @ own - p.above @ (taken - own)) for p in points]
 
     def raised(self, limits: Floats, points: Sequence[tuple[Ints, float]]) -> Floats:
@@ -162,16 +198,16 @@ class Dual:
         energies = np.array([energy for _, energy in points])
         best, best_value, m = limits, -np.inf, limits.copy()
         squares = np.zeros(self.count)
-        gathers = self._gathers
         for step in np.geomspace(FIRST_STEP, LAST_STEP, STEPS):
-            values = energies + self._change(m, figures)
+            taken, of_uses = self._taken.left_times(m), self._shares.times(m)
+            values = energies + self._change(taken, of_uses, figures)
             lowest = int(np.argmin(values))
             if values[lowest] > best_value:
                 best, best_value = m.copy(), float(values[lowest])
             at = figures[lowest]
-            each = np.where(m @ gathers.taken < self._counted, at.kernels, at.above)
-            free = gathers.shares @ m < 1.0
-            slope = (at.hidden * free) @ gathers.shares - gathers.taken @ each
+            each = np.where(taken < self._counted, at.kernels, at.above)
+            hidden = np.where(of_uses < 1.0, at.hidden, 0.0)
+            slope = self._shares.left_times(hidden) - self._taken.times(each)
             squares += slope * slope
             m = np.maximum(m + step * slope / np.sqrt(np.maximum(squares, 1e-30)), 0.0)
         return best
