@@ -133,6 +133,24 @@ class Choices:
         return found[0]
 
 
+class Either:
+    """Labels of two labellings: equal ones are the same array, for any variable."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], Ints] = {}
+
+    def __call__(self, one: Ints, other: Ints) -> list[Ints]:
+        """[variables] the labels of both, in ascending order."""
+        return [self._of(a, b) for a, b in zip(one.tolist(), other.tolist(), strict=True)]
+
+    def _of(self, a: int, b: int) -> Ints:
+        found = self._known.get((a, b))
+        if found is None:
+            both = np.array(sorted({a, b}), dtype=np.int64)
+            found = self._known[a, b] = self._known.setdefault((b, a), both)
+        return found
+
+
 def improve(
     model: PairwiseModel, labels: Ints, kept: Sequence[Ints], max_entries: int
 ) -> Labelling:

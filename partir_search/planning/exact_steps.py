@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from partir_search.exact.alternation import Blocks, Choices, Turns, alternate, improve
+from partir_search.exact.alternation import Blocks, Choices, Either, Turns, alternate, improve
 from partir_search.exact.pairwise import Ints, PairwiseModel
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
@@ -129,10 +129,10 @@ class ExactSteps:
         Args:
           others: assignments, of which earlier ones are combined first.
         """
+        either = Either()
         for other in others:
             for _ in range(ROUNDS):
-                pair = np.stack((best.labels, other.labels), axis=1)
-                kept = [np.unique(labels) for labels in pair]
+                kept = either(best.labels, other.labels)
                 model = self._costs_at(best.labels, kept)
                 labels = improve(model, best.labels, kept, MAX_ENTRIES).labels
                 found = self.scored(self.realised(labels))

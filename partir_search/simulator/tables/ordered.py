@@ -25,9 +25,24 @@ from partir_search.simulator.tables.shares import Shares
 from partir_search.simulator.tables.sums import add_to, sliced
 from partir_search.simulator.tables.uses import Use, find_uses
 from partir_search.simulator.tables.variables import Variables
-from partir_search.simulator.tables.walk import trips_of, walk
+from partir_search.simulator.tables.walk import Walk, trips_of, walk
 
 PROHIBITIVE = 10.0  # cost of contradicting labels, as a multiple of a step's
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Linearised:
+    """Costs near a labelling.
+
+    Attributes:
+      found: walk at the labelling.
+      kernels: model of the kernels.
+      prohibitive: cost of contradicting labels; None until known.
+    """
+
+    found: Walk
+    kernels: PairwiseModel
+    prohibitive: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,6 +64,7 @@ class OrderedTables:
     inconsistent: Sequence[tuple[tuple[int, int], Bools]]
     sizes: Sequence[int]
     _columns: dict[Hashable, tuple[Columns, object]] = dataclasses.field(default_factory=dict)
+    _latest: dict[bytes, _Linearised] = dataclasses.field(default_factory=dict)
 
     @property
     def model(self) -> CostModel:
@@ -66,7 +82,7 @@ class OrderedTables:
     def in_order(self, order: Sequence[int]) -> OrderedTables:
         """Tables of another order of axes, which differ in the moves."""
         uses = find_uses(MoveTables(self.variables, self.pricer, order))
-        return dataclasses.replace(self, order=tuple(order), uses=uses, _columns={})
+        return dataclasses.replace(self, order=tuple(order), uses=uses, _columns={}, _latest={})
 
     def restricted(self, kept: Sequence[Ints]) -> OrderedTables:
         """Tables of a subset of the labels.
@@ -89,6 +105,7 @@ class OrderedTables:
             kernels=[kernel.restricted(kept) for kernel in self.kernels],
             uses=[dataclasses.replace(use, table=table(use.table)) for use in self.uses],
             _columns={},
+            _latest={},
             inconsistent=[(pair, sliced(w, pair, kept)) for pair, w in self.inconsistent],
             sizes=list(map(len, kept)),
         )
@@ -125,23 +142,32 @@ class OrderedTables:
           kept: [variables] label indices; labels of the result are positions in these arrays. All
             by default. Moves are priced between the labels kept alone.
         """
-        seconds = self.seconds(labels)
-        found = walk(self.model, self.uses, labels, seconds)
-        hidden = {
-            k for k, region in enumerate(self._deferred) if region >= 0 and found.spent_idle[region]
-        }
-        builder = self._read_kernels(labels, exact=True, left_out=hidden)
-        if hidden:  # seconds of dots that all run beside collectives change nothing
-            whole = self._read_kernels(labels, exact=True).model().energy(labels)
-            builder.constant += whole - builder.model().energy(labels)
-        columns = self.columns(kept)
-        if kept is not None:
-            builder = ModelBuilder.of(builder.model().restricted(kept))
-            labels = _positions(kept, labels)
+        near, columns = self._linearised(labels), self.columns(kept)
+        builder = ModelBuilder.of(near.kernels.restricted(kept or near.kernels.all_labels()))
+        at = labels if kept is None else _positions(kept, labels)
         traits = self.model.machine.traits
-        read_at(builder, self.uses, columns, self._splits, found, labels, traits)
-        prohibitive = PROHIBITIVE * builder.model().energy(labels)
-        return self._consistent(builder, prohibitive, kept)
+        read_at(builder, self.uses, columns, self._splits, near.found, at, traits)
+        if near.prohibitive is None:  # the energy there is the same for all labels kept
+            near.prohibitive = PROHIBITIVE * builder.model().energy(at)
+        return self._consistent(builder, near.prohibitive, kept)
+
+    def _linearised(self, labels: Ints) -> _Linearised:
+        """Walk and kernels at a labelling, whatever the labels kept; made once for the latest."""
+        near = self._latest.get(labels.tobytes())
+        if near is None:
+            found = walk(self.model, self.uses, labels, self.seconds(labels))
+            hidden = {
+                k
+                for k, region in enumerate(self._deferred)
+                if region >= 0 and found.spent_idle[region]
+            }
+            builder = self._read_kernels(labels, exact=True, left_out=hidden)
+            if hidden:  # seconds of dots that all run beside collectives change nothing
+                whole = self._read_kernels(labels, exact=True).model().energy(labels)
+                builder.constant += whole - builder.model().energy(labels)
+            self._latest.clear()
+            near = self._latest[labels.tobytes()] = _Linearised(found, builder.model())
+        return near
 
     def columns(self, kept: Sequence[Ints] | None = None) -> list[Columns]:
         """[uses] prices by labels of the tables' variables; equal tables and subsets share them.
