@@ -66,7 +66,7 @@ def answers_in_space(
     known = named_strategies(plain.mesh, left, game.targets, stages=planner.stage_axes)
     found = exact_moves(game, known, episodes=episodes)
     if found.moves or not episodes:
-        return dataclasses.replace(found, bound=None, settled=False), ()
+        return dataclasses.replace(found, bound=None, settled=False, proven=False), ()
     starts = [moves for _, moves in known]
     result = search(game, episodes=episodes, seed=seed, starts=starts, progress=progress)
     return found, [elite.path for elite in result.elites[:EXACT_STARTS]]

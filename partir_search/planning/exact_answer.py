@@ -25,6 +25,7 @@ STARTS = 3  # most strategies from which exact steps start
 LABELS_OF_STARTS = 90_000  # of the tables, times the starts
 TRIALS = 4  # further strategies from which exact steps take one turn along each axis, at most
 ORDERS = 2  # of the axes, in which exact steps start without a strategy, at most
+OFF_COURSE = 0.2  # of the best score, above which an order of the axes is the last
 FAR = 0.03  # of a bound, above which an assignment leaves these to be tried
 FITTED = 2  # assignments over the limits that are fitted
 OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
@@ -49,12 +50,14 @@ class ExactAnswer:
         limits more than the first.
       settled: a search from the best needs few episodes: the best is within all limits at little
         cost, or too far beyond for a plan without recomputation to be within.
+      proven: the best is within all limits, and no assignment takes fewer seconds.
       bound: no assignment takes fewer seconds, on the folded program; None if unknown.
       steps / starts / found: the steps, the strategies, and the assignments found, with names.
     """
 
     moves: Sequence[Move] = ()
     settled: bool = False
+    proven: bool = False
     bound: float | None = None
     steps: FittedSteps | None = None
     starts: Sequence[Named] = ()
@@ -156,7 +159,9 @@ def exact_moves(
     cheap = best.score.objective < DEAR * min(each.score.objective for each, _ in ranked)
     settled = best.score.excess > OUT_OF_REACH or (best.score.excess == 0.0 and cheap)
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
-    return ExactAnswer(paths, settled, bound.seconds if bound else None, steps, known, ranked)
+    proven = bound is not None and bound.finished and _proven(bound, found)
+    seconds = bound.seconds if bound else None
+    return ExactAnswer(paths, settled, proven, seconds, steps, known, ranked)
 
 
 def _nearest(found: Mapping[bytes, Named]) -> Score | None:
@@ -194,9 +199,17 @@ def _from_nothing(steps: FittedSteps, beat: Score | None) -> list[Named]:
 
     Where an axis has its first turn, later axes tile nothing yet: the answers differ by the order,
     and from those near known strategies.
+
+    Args:
+      beat: the best score known; no order follows one that ends far behind.
     """
-    labels, orders = steps.labels_here(), range(min(steps.axes, ORDERS))
-    return [(steps.improve(labels, beat=beat, first=axis)[0], NOTHING) for axis in orders]
+    labels, found = steps.labels_here(), list[Named]()
+    for axis in range(min(steps.axes, ORDERS)):
+        best = steps.improve(labels, beat=beat, first=axis)[0]
+        found.append((best, NOTHING))
+        if beat and best.score.scalar() > beat.scalar() + math.log1p(OFF_COURSE):
+            break
+    return found
 
 
 def _combined(steps: FittedSteps, found: Sequence[Named]) -> Named:

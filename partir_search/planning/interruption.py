@@ -10,7 +10,7 @@ from partir_search.mcts.game import Move, Record, Score
 from partir_search.mcts.search import Result, Settings, search
 from partir_search.planning.game import PlanningGame
 
-HOPELESS = 0.25  # of another form's plan, above which a search of a form does not gain enough
+HOPELESS = 0.05  # of another form's plan, above which a search of a form does not gain enough
 
 Path = tuple[Move, ...]
 
@@ -40,11 +40,17 @@ class SearchJournal:
         return SearchJournal({k: [*paths] for k, paths in self.paths.items()}, completes=True)
 
 
-def _hopeless(game: PlanningGame, starts: Sequence[Sequence[Move]]) -> bool:
-    """True if all starts are far behind a plan of another form of the program."""
+class FarBehind(Exception):
+    """The starts of a search are far behind the plan of another form of the program."""
+
+
+def _check_starts(game: PlanningGame, starts: Sequence[Sequence[Move]]) -> None:
+    """Raises `FarBehind` if all starts are far behind `game.beat`."""
     if game.beat is None or not starts:
-        return False
-    return game.far_behind(min((game.costed(path)[0] for path in starts), key=Score.rank), HOPELESS)
+        return
+    best = min((game.costed(path)[0] for path in starts), key=Score.rank)
+    if game.far_behind(best, HOPELESS):
+        raise FarBehind
 
 
 def search_noted(
@@ -60,11 +66,13 @@ def search_noted(
 ) -> Result:
     """Runs `mcts.search`; a KeyboardInterrupt is raised with a note on the best strategy found.
 
+    Raises `FarBehind` if all starts are far behind the plan of another form of the program.
+
     Args:
       found: receives the moves of the best answers, of an interrupted search too.
       completes: True for the starts and one more strategy, whatever the size of the space.
     """
-    completes = completes or _hopeless(game, starts)
+    _check_starts(game, starts)
     settings = Settings(exact_states=0) if completes else Settings()
     episodes = 1 if completes else episodes
     last: collections.deque[Record] = collections.deque(maxlen=1)

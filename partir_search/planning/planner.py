@@ -239,8 +239,7 @@ class Planner:
         names = tactic.axes or self.names
         with self._clock.timed("fold"):
             models, game = self.game(names, before, tactic.exclude)
-        folded = models.folded
-        journal = journal or SearchJournal()
+        journal, folded = journal or SearchJournal(), models.folded
         kept = journal.begin((fingerprint(folded.module), *names, *before, *tactic.exclude))
         ops, small = len(self.module.ops), len(folded.module.ops)
         self._clock.record("fold", ops, small, lambda: print_module(folded.module))
@@ -263,7 +262,8 @@ class Planner:
                 exact = exact_moves(game, [*known, *named], episodes=wanted)
         with self._clock.timed("search"):
             paths = [*starts, *((move,) for move in exact.moves[:EXACT_STARTS]), *kept]
-            ends = {"settled": exact.settled, "completes": journal.completes}
+            ended = journal.completes or (exact.proven and not self.streams)
+            ends = {"settled": exact.settled, "completes": ended}
             result = search_noted(game, episodes, seed, paths, progress, found=kept, **ends)
         found = [game.describe(move) for move in result.best.path]
         self._clock.record("search", small, small, lambda: "\n".join(found))

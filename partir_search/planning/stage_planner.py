@@ -16,6 +16,7 @@ from partir_search.passes.stacks import Stack, find_stacks, stack_module
 from partir_search.plan.planned import Planned
 from partir_search.plan.report.progress import search_progress
 from partir_search.plan.spec import PlanSpec
+from partir_search.planning.interruption import FarBehind
 from partir_search.planning.known_strategies import known_plan
 from partir_search.planning.memory_fit import fit_by_remat, replay_renamed
 from partir_search.planning.notices import warn_changed
@@ -30,7 +31,7 @@ from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
 
 # Of the episodes, for a search on a second form of a program, from the answer for the first form.
-FURTHER_EPISODES = 0.25
+FURTHER_EPISODES = 0.1
 
 StagePlan = tuple[Stage, Planned]
 Fixed = Callable[[Module], list[Action]]
@@ -154,6 +155,8 @@ class StagePlanner:
         planner.beat = score(known[1].cost)
         try:
             found = self._schedule(form, hints, share)
+        except FarBehind:
+            return known
         finally:
             planner.beat = None
         return found if score(found[1].cost) < score(known[1].cost) else known

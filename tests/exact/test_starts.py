@@ -15,7 +15,7 @@ from partir_search.planning import exact_answer
 from partir_search.planning.exact_answer import ExactAnswer, exact_moves
 from partir_search.planning.fitted_steps import FittedSteps
 from partir_search.planning.game import PlanningGame
-from partir_search.planning.interruption import search_noted
+from partir_search.planning.interruption import FarBehind, search_noted
 from partir_search.planning.planner import Planner
 from partir_search.simulator.target.machine import MACHINES
 from partir_search.strategies.catalogue import named_strategies
@@ -61,7 +61,7 @@ def test_further_strategies_are_tried_far_from_the_bound(
 
 
 def test_a_form_far_behind_another_is_left_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exact steps take one start, and the search no more than one strategy besides its starts."""
+    """Exact steps take one start, and no search follows."""
     game, improved = game_of(module_of("mlp 3"), GRID, MACHINES["tpu_v5e"], tight=False), []
     whole = FittedSteps.improve
 
@@ -73,7 +73,8 @@ def test_a_form_far_behind_another_is_left_early(monkeypatch: pytest.MonkeyPatch
     game.beat = Score(0.0, game.score().objective * 1e-3)
     assert answer(game).bound is None
     assert len(improved) == 1
-    assert search_noted(game, 100, 0, [()], None).states == 2
+    with pytest.raises(FarBehind):
+        search_noted(game, 100, 0, [()], None)
     game.beat = Score(0.0, game.score().objective)
     assert search_noted(game, 100, 0, [()], None).states > 2
 
