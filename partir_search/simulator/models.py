@@ -30,7 +30,7 @@ from partir_search.simulator.printing import table
 from partir_search.simulator.program_analysis import ProgramAnalysis
 from partir_search.simulator.program_facts import ProgramFacts, program_facts
 from partir_search.simulator.target.machine import Machine
-from partir_search.simulator.time.alignment import Alignment, alignment
+from partir_search.simulator.time.alignment import alignment
 from partir_search.simulator.time.corrections import Corrections, corrections
 from partir_search.simulator.time.fusion import Fusions, fuse
 from partir_search.simulator.time.fusion_splits import FusionSplits, find_splits
@@ -41,7 +41,8 @@ from partir_search.simulator.time.kernels import (
     find_kernels,
 )
 from partir_search.simulator.time.layout_copies import LayoutCopies, layout_copies
-from partir_search.simulator.time.narrow_features import NarrowFeatures, narrow_features
+from partir_search.simulator.time.local_rates import LocalRates
+from partir_search.simulator.time.narrow_features import narrow_features
 from partir_search.simulator.time.overlap import deferred_runs, hides_gathers
 from partir_search.simulator.time.vector_units import VectorWork, vector_work
 
@@ -57,8 +58,8 @@ class TimeModel:
       deferred_runs: [ops] runs per step of dots off the critical path (`time/overlap.py`).
       orders: by region, the order in which the original runs the ops.
       corrections: by the machine's profile; None without.
-      alignment: of products; None where it changes no rate.
-      narrow: features of convolutions; None without an effect on rates.
+      alignment / narrow: shares of the rates of products and of convolutions; None where all are 1
+        (`time/alignment.py`, `time/narrow_features.py`).
     """
 
     kernels: Kernels
@@ -70,8 +71,8 @@ class TimeModel:
     deferred_runs: Floats
     orders: Mapping[Region, RunOrder]
     corrections: Corrections | None
-    alignment: Alignment | None
-    narrow: NarrowFeatures | None
+    alignment: LocalRates | None
+    narrow: LocalRates | None
 
     def __str__(self) -> str:
         rows = [

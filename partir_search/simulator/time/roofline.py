@@ -24,11 +24,10 @@ from partir_search.simulator.arrays import Floats
 from partir_search.simulator.memory.tile_padding import TilePadding
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
-from partir_search.simulator.time.alignment import Alignment
 from partir_search.simulator.time.corrections import Corrections
 from partir_search.simulator.time.kernels import Kernels
 from partir_search.simulator.time.layout_copies import LayoutCopies
-from partir_search.simulator.time.narrow_features import NarrowFeatures
+from partir_search.simulator.time.local_rates import LocalRates
 from partir_search.simulator.time.vector_units import VectorWork
 
 
@@ -110,8 +109,8 @@ def roofline(
     padding: TilePadding,
     copies: LayoutCopies,
     corrections: Corrections | None = None,
-    alignment: Alignment | None = None,
-    narrow: NarrowFeatures | None = None,
+    alignment: LocalRates | None = None,
+    narrow: LocalRates | None = None,
 ) -> Roofline:
     """Computes the roofline of a module's K kernels under a partition.
 
@@ -122,8 +121,7 @@ def roofline(
       padding: of values that fill no tiles.
       copies: between layouts.
       corrections: by measured figures, if any.
-      alignment: of the module's products, where it changes their rates.
-      narrow: features of the module's convolutions, if of an effect on rates.
+      alignment / narrow: shares of the rates of the module's products and convolutions, if not 1.
     """
     k = kernels
     n, ops, sizes = len(k.op), len(partition.module.ops), partition.mesh.sizes
