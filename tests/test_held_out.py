@@ -45,6 +45,10 @@ TINY: dict[str, dict[str, Any]] = {
     "molecule_diffusion": {"batch": 2, "atoms": 4, "kinds": 3, "d": 8, "layers": 1},
     "pair_folding": {"batch": 2, "residues": 4, "d": 8, "heads": 2, "bins": 8, "layers": 1},
     "image_flow": {"batch": 2, "size": 8, "hidden": 8, "steps": 1},
+    "tensor_products": {"batch": 2, "atoms": 4, "kinds": 3, "d": 8, "waves": 4, "layers": 1},
+    "retention_lm": {"batch": 2, "length": 8, "d": 16, "heads": 2, "layers": 1, "vocabulary": 32},
+    "equilibrium": {"batch": 2, "length": 8, "features": 4, "d": 8, "steps": 2, "classes": 5},
+    "expert_choice": {"batch": 2, "pixels": 16, "d": 16, "heads": 2, "chosen": 2, "layers": 1},
 }
 
 

@@ -13,4 +13,5 @@ PROGRAMS = (
     *("video_encoder", "audio_separator", "fourier_operator"),
     *("recurrent_policy", "speech_codec", "molecule_diffusion"),
     *("pair_folding", "image_flow"),
+    *("tensor_products", "retention_lm", "equilibrium", "expert_choice"),
 )

@@ -34,7 +34,8 @@ class XlaTraits(RateTraits):
         "flag",
         "Stores bf16 results of dots in f32 where they are masked for a softmax or widened.",
         "XLA:TPU leaves out the rounding (excess precision). Without the distinction the memory of"
-        " LLaMA is predicted 8 to 22 % too high and of T5 12 to 14 % too low.",
+        " LLaMA is predicted 8 to 22 % too high and of T5 12 to 14 % too low. Gradients of"
+        " convolutions keep it: 256 of 260 large ones in seven programs compiled for v5e are bf16.",
     )
     fuses_one_hot_updates: bool = trait(
         False,
