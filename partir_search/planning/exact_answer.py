@@ -27,6 +27,7 @@ TRIALS = 4  # further strategies from which exact steps take one turn along each
 ORDERS = 2  # of the axes, in which exact steps start without a strategy, at most
 OFF_COURSE = 0.2  # of the best score, above which an order of the axes is the last
 FAR = 0.03  # of a bound, above which an assignment leaves these to be tried
+MINIMISERS = 2  # assignments of least energy under the bound that are improved, at most
 FITTED = 2  # assignments over the limits that are fitted
 OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
 DEAR = 1.1  # seconds within the limits over those without, where the search may find better
@@ -91,7 +92,7 @@ def exact_moves(
 ) -> ExactAnswer:
     """The best assignments by exact steps, and a lower bound of all.
 
-    The assignment of least energy under the bound is a further start: near the optimum if the bound
+    Assignments of least energy under the bound are further starts: near the optimum if the bound
     is tight, and far from all known strategies. With the seconds of the bound, the first
     answer ends the starts.
 
@@ -226,7 +227,7 @@ def _bounded(
     promising: float = math.inf,
     raises: bool = False,
 ) -> Bound | None:
-    """Bound of all assignments; adds the assignment of least energy, improved, to `found`.
+    """Bound of all assignments; adds assignments of least energy, improved, to `found`.
 
     Args:
       known: an earlier bound, kept unless assignments of fewer seconds have been found since.
@@ -236,10 +237,13 @@ def _bounded(
     """
     bound = steps.bound([best for best, _ in found.values()], known, promising, raises=raises)
     if bound is not None and bound.finished and bound.found and bound is not known:
-        best = min((steps.scored(each) for each in bound.found), key=lambda x: x.score.rank())
-        if not _proven(bound, {b"": (best, "bound")}):
-            best = steps.improve(best.labels)[0]
-        found.setdefault(best.labels.tobytes(), (best, "bound"))
+        unlike = {_figures(each): each for each in map(steps.scored, bound.found)}
+        for each in sorted(unlike.values(), key=lambda x: x.score.rank())[:MINIMISERS]:
+            if _proven(bound, found):
+                break
+            proven = _proven(bound, {b"": (each, "bound")})
+            best = each if proven else steps.improve(each.labels)[0]
+            found.setdefault(best.labels.tobytes(), (best, "bound"))
     return bound
 
 

@@ -26,7 +26,7 @@ from partir_search.mcts.game import Move, Score, play, rewind
 from partir_search.planning.assignments import Assign, decisions_to
 from partir_search.planning.game import PlanningGame
 from partir_search.simulator.cost import Cost
-from partir_search.simulator.tables.bound import Bound, bound_below
+from partir_search.simulator.tables.bound import EFFORT, Bound, bound_below
 from partir_search.simulator.tables.peak import highest_rows
 from partir_search.simulator.tables.tables import CostTables
 
@@ -37,6 +37,7 @@ MAX_ENTRIES = 2_000_000  # of one table of elimination
 ROUNDS = 4  # turns of each axis
 HIGHEST_ROWS = 2  # of the memory curve of an assignment, which limits know
 NEAR_BEST = 0.01  # in log cost: steps this near to the best known assignment go on
+RAISING = 2.0  # times the effort of a bound, for multipliers of gathers
 LEAST_GAIN = 1e-4  # in log cost: axes without it after one turn each end the steps
 
 
@@ -242,6 +243,7 @@ class ExactSteps:
                 known=known,
                 promising=promising,
                 raises=raises,
+                effort=RAISING * EFFORT if raises else EFFORT,
             )
 
     def _decided(self, axis: int, *, all_choices: bool = False) -> Iterator[tuple[int, int]]:
