@@ -262,9 +262,9 @@ class Planner:
                 exact = exact_moves(game, [*known, *named], episodes=wanted)
         with self._clock.timed("search"):
             paths = [*starts, *((move,) for move in exact.moves[:EXACT_STARTS]), *kept]
-            ended = journal.completes or (exact.proven and not self.streams)
-            ends = {"settled": exact.settled, "completes": ended}
-            result = search_noted(game, episodes, seed, paths, progress, found=kept, **ends)
+            ends = {"settled": exact.settled, "completes": journal.completes}
+            left = 1 if exact.proven and not self.streams else episodes  # small spaces in any case
+            result = search_noted(game, left, seed, paths, progress, found=kept, **ends)
         found = [game.describe(move) for move in result.best.path]
         self._clock.record("search", small, small, lambda: "\n".join(found))
         visited = visited_states(game, result.paths, ops)
