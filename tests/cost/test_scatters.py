@@ -62,6 +62,20 @@ def test_tiles_make_rows_narrow() -> None:
         assert more == copies * (65536 + 4096) * 128 * 4
 
 
+def test_kernels_that_look_up_rows_do_not_read_their_table() -> None:
+    """Rows of a large table, which a kernel multiplies with x, count as read; a table of fewer rows
+    is read whole.
+    """
+
+    def fn(table: Any, rows: Any, x: Any) -> Any:
+        return jnp.tanh(table)[rows] * x
+
+    for table, read in ((65536, 4096), (1024, 1024)):
+        args = f32(table, 128), ROWS, f32(4096, 128)
+        moved = bytes_moved(fn, *args, machine=ROUND.with_traits(fuses_lookups=True))
+        assert moved == (read + 2 * 4096) * 128 * 4 + 4096 * 4
+
+
 def test_updates_are_stored_for_their_scatter() -> None:
     """Each of four slices of a sum is scattered: its scatter reads the slice, not the sum."""
 

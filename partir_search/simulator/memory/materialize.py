@@ -35,6 +35,8 @@ class Materialized:
 
     Attributes:
       reads: by position of a kernel, ids of the leaves.
+      rows: by position of a kernel that looks up rows itself, ids of `reads` with the rows in place
+        of a table that is larger than these.
       made: by id of a stored value, the position of the kernel.
       nbytes: by id of a stored value or argument, unpartitioned bytes.
       last: by id of a stored value, the position of the last kernel to read the value.
@@ -43,6 +45,7 @@ class Materialized:
 
     region: Region
     reads: Mapping[int, tuple[int, ...]]
+    rows: Mapping[int, tuple[int, ...]]
     made: Mapping[int, int]
     nbytes: Mapping[int, int]
     last: Mapping[int, int]
@@ -87,7 +90,9 @@ def materialize(
                 for x in op.operands[-1:]
                 if isinstance(x, Value) and op.id not in dtypes.one_hot
             )
+    looked_up: dict[int, tuple[int, ...]] = {}  # by value id: `sources` with rows
     reads: dict[int, tuple[int, ...]] = {}
+    rows: dict[int, tuple[int, ...]] = {}
     made: dict[int, int] = {}
     last: dict[int, int] = {}
     last_forward: dict[int, int] = {}
@@ -96,6 +101,12 @@ def materialize(
 
     def sources_of(operand: Operand) -> tuple[int, ...]:
         return sources.get(operand.id, (operand.id,)) if isinstance(operand, Value) else ()
+
+    def rows_of(operands: Sequence[Operand]) -> tuple[int, ...]:
+        found = [
+            looked_up.get(x.id, sources_of(x)) if isinstance(x, Value) else () for x in operands
+        ]
+        return tuple(dict.fromkeys(s for each in found for s in each))
 
     def recomputed_in_dots(result: Value, leaves: tuple[int, ...]) -> bool:
         """True if dots alone read a value, computing the value in each dot moves fewer bytes, and
@@ -172,8 +183,16 @@ def materialize(
         if fusible(op) and not op.regions and recomputed(op, leaves):
             for r in op.results:
                 sources[r.id] = leaves
+                looked_up[r.id] = rows_of(op.operands)
+            if rules[op.id].is_table_lookup:
+                (result,) = op.results
+                source, *indices = op.operands
+                if source.type.nbytes > result.type.nbytes:
+                    looked_up[result.id] = (result.id, *rows_of(indices))
             continue
         reads[at] = leaves
+        if (some := rows_of(op.operands)) != leaves:
+            rows[at] = some
         for s in leaves:
             last[s] = at
             if not op.backward:
@@ -182,4 +201,4 @@ def materialize(
             sources[r.id] = (r.id,)
             nbytes[r.id] = r.type.nbytes
             made[r.id] = last[r.id] = last_forward[r.id] = at
-    return Materialized(region, reads, made, nbytes, last, last_forward)
+    return Materialized(region, reads, rows, made, nbytes, last, last_forward)

@@ -33,7 +33,8 @@ class Fusions:
       leader: by position of a kernel, the position of the first kernel in the same fused kernel.
       touched: by position of a kernel, ids of the values read or written by the kernel and by no
         earlier one in the same fused kernel. Repeated ids count repeatedly. A gather of rows has
-        its result twice instead of the table, to count as many bytes read as written, and a row
+        its result twice instead of the table, to count as many bytes read as written; a kernel that
+        looks up rows itself has the rows instead of the table (`XlaTraits.fuses_lookups`); a row
         that only one kernel reads has nothing (`XlaTraits.fuses_row_reads`). The operand that a
         softmax overwrites (`Dtypes.softmax_in_one_kernel`) is repeated. An update in place has the
         update instead of the updated value.
@@ -88,6 +89,9 @@ def fuse(buffers: Buffers, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaT
 
     for at in stored.reads:
         op, read = region.ops[at], own[at]
+        if at in stored.rows:
+            leaves, some = stored.reads[at], stored.rows[at]
+            read = tuple(v for v in read if v in some) + tuple(v for v in some if v not in leaves)
         if traits.fuses_row_reads and rules[op.id].reads_one_row and once(op.results[0].id):
             touched[at] = ()
             continue
