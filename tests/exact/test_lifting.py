@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import partir_search as ps
 from models.catalog import MODELS
+from partir_search.ir.core import Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE
 from partir_search.mcts.game import Move, play, rewind
@@ -19,6 +22,7 @@ from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.reach import reached_barriers
 from partir_search.propagation.state import State
 from partir_search.strategies.catalogue import named_strategies
+from tests.support import module_of
 
 
 def planner_of(name: str) -> Planner:
@@ -85,3 +89,32 @@ def test_barriers_out_of_reach_change_nothing(name: str) -> None:
             assert state.key() == after
             dropped += len(barriers) - len(reached)
     assert dropped > 0
+
+
+def test_results_of_recomputed_layers_move_in_every_layer() -> None:
+    """A reshard of a result of a layer's region runs once in each layer, not at once for all."""
+
+    @jax.checkpoint
+    def layer(h: Any, w: Any, v: Any) -> Any:
+        return jnp.tanh(jnp.tanh(h @ w.astype(h.dtype)) @ v.astype(h.dtype))
+
+    def loss(weights: Any, x: Any) -> Any:
+        for w, v in zip(weights[::2], weights[1::2], strict=True):
+            x = layer(x, w, v)
+        return x.astype(jnp.float32).sum()
+
+    def step(x: Any, *weights: Any) -> Any:
+        return [w - g for w, g in zip(weights, jax.grad(loss)(weights, x), strict=True)]
+
+    shapes = [(512, 2048), (2048, 512)] * 6
+    weights = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    module = module_of(step, jax.ShapeDtypeStruct((256, 512), jnp.bfloat16), *weights)
+    planner = Planner(module, MeshShape(("data", "model"), (4, 2)), ps.MACHINES["tpu_v5e"])
+    models, game = planner.game(planner.names)
+    (op,) = (op for op in models.folded.module.ops if op.count == 5 and op.regions)
+    runs = game.model.memory.regions
+    results = [x for x in op.regions[0].results if isinstance(x, Value)]
+    assert results
+    for x in results:
+        assert runs.moves(None, x) == 5
+        assert runs.instances_in_flight(None, x) == 1

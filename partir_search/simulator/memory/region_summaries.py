@@ -33,6 +33,8 @@ class RegionSummaries:
       stored: per region, ids of the stored values.
       instances: by (op id, value id), the number of the original's values behind an operand or
         result of an op with folded regions; by (NONE, value id) behind a result of the region.
+      repeats: by id of a result of a region that is not folded, the number of ops of the original
+        behind the op with the region, if more than 1.
       summed: by id of a value of a quotient whose only use is a sum over repeats, the number of
         reductions: 1, or 0 for a scalar that joins the sum of another value.
     """
@@ -40,6 +42,7 @@ class RegionSummaries:
     curves: Mapping[int, Sequence[Curve]]
     stored: Sequence[Ints]
     instances: Mapping[tuple[int, int], int]
+    repeats: Mapping[int, int]
     summed: Mapping[int, int]
 
     def __str__(self) -> str:
@@ -52,10 +55,19 @@ class RegionSummaries:
 
     def runs(self, reshard: Reshard) -> int:
         """Executions of a reshard per run of its region in the original."""
-        op, value = reshard.op, reshard.source.value
+        value = reshard.source.value
         if isinstance(reshard.step, Reduction) and value.id in self.summed:
             return self.summed[value.id]
-        return self.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
+        return self.moves(reshard.op, value)
+
+    def moves(self, op: Op | None, value: Value) -> int:
+        """Executions of a step other than a reduction, per run of its region in the original.
+
+        Args:
+          op: op that reads or makes the value; None for a result of the region.
+        """
+        usual = op.count if op else self.repeats.get(value.id, 1)
+        return self.instances.get((op.id if op else NONE, value.id), usual)
 
     def instances_in_flight(self, op: Op | None, value: Value) -> int:
         """Number of the original's values behind `value` that are moved at the same time.
@@ -70,7 +82,7 @@ def summarize_regions(buffers: Buffers, machine: Machine) -> RegionSummaries:
     """Summarizes the regions of a module without a fold."""
     found = _Builder(machine)
     found.add(buffers)
-    return RegionSummaries(found.curves, found.stored, {}, {})
+    return RegionSummaries(found.curves, found.stored, {}, {}, {})
 
 
 def summarize_folded_regions(
@@ -91,7 +103,7 @@ def summarize_folded_regions(
     class_of = np.array(folded.class_of)
     found.add_folded(buffers, folded.module.body, folded, folded.body, closed, class_of)
     summed = _summed(folded, rules, class_of)
-    return RegionSummaries(found.curves, found.stored, found.instances, summed)
+    return RegionSummaries(found.curves, found.stored, found.instances, found.repeats, summed)
 
 
 class _Builder:
@@ -102,6 +114,7 @@ class _Builder:
         self.curves: dict[int, list[Curve]] = {}
         self.stored: list[Ints] = []
         self.instances: dict[tuple[int, int], int] = {}
+        self.repeats: dict[int, int] = {}
 
     def add(self, buffers: Buffers) -> None:
         """Adds all regions inside a region."""
@@ -144,6 +157,8 @@ class _Builder:
         self.stored += [inside.ranges.value for inside in regions]
         for inside in regions:
             self.add(inside)
+            results = (x for x in inside.region.results if isinstance(x, Value))
+            self.repeats.update((x.id, op.count) for x in results if op.count > 1)
         self.curves[op.id] = [
             live_curve(inside, self._machine, inside=curves_inside(inside.region, self.curves))
             for inside in regions

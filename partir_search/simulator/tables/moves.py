@@ -115,7 +115,7 @@ class MoveTables:
     def _runs(self, op: Op | None, value: Value) -> tuple[float, float]:
         """Executions of a move per run of its region: of a reduction, and of any other step."""
         regions = self._regions
-        each = regions.instances.get((op.id if op else NONE, value.id), op.count if op else 1)
+        each = regions.moves(op, value)
         return regions.summed.get(value.id, each), each
 
     def _loops(self, q: int, x: int, own: bool) -> Ints:

@@ -27,7 +27,7 @@ class LocalRates:
       sizes: extents of the factors of their ops.
       figures: [P, ...] figures for `share`.
       share: of a kernel's rate.
-      place: by number of a kernel, its place among these.
+      place: by number of a kernel, the place in `kernel`.
     """
 
     kernel: Ints
@@ -46,7 +46,7 @@ class LocalRates:
         figures: Ints,
         share: Share,
     ) -> LocalRates:
-        """Shares of some kernels of a module.
+        """Shares of kernels of a module.
 
         Args:
           rules: per op id.
