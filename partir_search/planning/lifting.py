@@ -3,7 +3,8 @@
 One class of the fold may be several classes of the program with further neighbours, as folded
 layers differ in their readers. Propagation on the program then stops earlier than on the fold, or
 arrives from another side first. Each action is compared with the fold: stray tiles become barriers,
-contrary loops are fixed, and missing tiles are decided at the end.
+contrary loops are fixed, and missing tiles are decided at the end. If tiles are still missing, all
+tiles of the fold are decided anew, without its actions.
 """
 
 from __future__ import annotations
@@ -47,8 +48,18 @@ class Lifter:
           state: of the unfolded program after the decisions before the game; the actions are
             applied.
         """
-        lifting = _Lifting(self, game.rows_after(path), state)
-        return [a for d in game.decisions(path) for a in lifting.actions(d)] + lifting.missing()
+        lifting, before = _Lifting(self, game.rows_after(path), state), state.key()
+        found = [a for d in game.decisions(path) for a in lifting.actions(d)] + lifting.missing()
+        after, count = state.key(), lifting.count_missing()
+        if not count:
+            return found
+        # Loops fixed for one action may keep the tiles of a later one away.
+        state.restore(before)
+        alone = lifting.missing()
+        if lifting.count_missing() < count:
+            return alone
+        state.restore(after)
+        return found
 
 
 class _Lifting:
@@ -102,14 +113,16 @@ class _Lifting:
     def missing(self) -> list[Action]:
         """Actions for wanted tiles and loops missing in the state, applied to the state."""
         state = self.state
-        if not any(
-            ((wanted >= 0) & (row < 0)).any()
-            for wanted, row in zip(self.tiles, map(_row, state.tiles), strict=True)
-        ):
+        if not self.count_missing():
             return []
         decisions = decisions_to(state, _arrays(self.tiles), _arrays(self.loops))
         lifted = (apply_lifted(decision, state, self._lifter.own) for decision in decisions)
         return [each[0] for each in lifted if each]
+
+    def count_missing(self) -> int:
+        """Number of wanted tiles missing in the state, over all axes."""
+        rows = zip(self.tiles, map(_row, self.state.tiles), strict=True)
+        return sum(int(np.count_nonzero((wanted >= 0) & (row < 0))) for wanted, row in rows)
 
     def _strays(self, axes: Sequence[int]) -> tuple[set[int], set[tuple[int, int]]]:
         """Classes with unwanted tiles, and (axis, node) pairs with unwanted loops."""

@@ -91,8 +91,8 @@ def test_barriers_out_of_reach_change_nothing(name: str) -> None:
     assert dropped > 0
 
 
-def test_results_of_recomputed_layers_move_in_every_layer() -> None:
-    """A reshard of a result of a layer's region runs once in each layer, not at once for all."""
+def recomputed_layers() -> Planner:
+    """Planner of six layers of two products, recomputed, and a step of SGD."""
 
     @jax.checkpoint
     def layer(h: Any, w: Any, v: Any) -> Any:
@@ -109,7 +109,12 @@ def test_results_of_recomputed_layers_move_in_every_layer() -> None:
     shapes = [(512, 2048), (2048, 512)] * 6
     weights = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     module = module_of(step, jax.ShapeDtypeStruct((256, 512), jnp.bfloat16), *weights)
-    planner = Planner(module, MeshShape(("data", "model"), (4, 2)), ps.MACHINES["tpu_v5e"])
+    return Planner(module, MeshShape(("data", "model"), (4, 2)), ps.MACHINES["tpu_v5e"])
+
+
+def test_results_of_recomputed_layers_move_in_every_layer() -> None:
+    """A reshard of a result of a layer's region runs once in each layer, not at once for all."""
+    planner = recomputed_layers()
     models, game = planner.game(planner.names)
     (op,) = (op for op in models.folded.module.ops if op.count == 5 and op.regions)
     runs = game.model.memory.regions
@@ -118,3 +123,15 @@ def test_results_of_recomputed_layers_move_in_every_layer() -> None:
     for x in results:
         assert runs.moves(None, x) == 5
         assert runs.instances_in_flight(None, x) == 1
+
+
+def test_answers_keep_their_tiles_where_one_layer_differs() -> None:
+    """The first layer has no gradient of an operand: five of six layers are one of the fold."""
+    planner = recomputed_layers()
+    models, game = planner.game(planner.names)
+    (first, *_) = exact_moves(game, [("the plain step", ())]).moves
+    folded = game.costed([first])[1]
+    _, _, whole = planner.lifted(models, game, [first], State(planner.graph, planner.mesh))
+    assert folded.seconds == pytest.approx(whole.seconds, rel=0.03)
+    known = named_strategies(planner.mesh, planner.names, game.targets)
+    assert whole.seconds < 0.9 * min(game.costed(moves)[1].seconds for _, moves in known)
