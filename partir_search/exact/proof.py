@@ -53,7 +53,7 @@ def prove(
     sweeps: int = 40,
     rounds: int = 3,
     messages: Mapping[Pair, Floats] | None = None,
-    should_continue: Callable[[], bool] = lambda: True,
+    budget: Callable[[PairwiseModel], Callable[[], bool]] = lambda _: lambda: True,
 ) -> Proof:
     """Bounds the minimum of a model.
 
@@ -63,12 +63,11 @@ def prove(
       sweeps: maximum number of message passes in one round.
       rounds: maximum number of rounds of label removal.
       messages: first messages by sender and receiver (`TreeBound`).
-      should_continue: called between sweeps; False ends the proof early.
+      budget: given the reduced model, a function called between sweeps; False ends the proof early.
     """
     reduction = reduce(model)
-    found = _prove(
-        reduction.model, upper, max_entries, sweeps, rounds, messages or {}, should_continue
-    )
+    more = budget(reduction.model)
+    found = _prove(reduction.model, upper, max_entries, sweeps, rounds, messages or {}, more)
     return Proof(
         found.bound, reduction.lift(found.best), found.exact, reduction.lift_kept(found.kept)
     )

@@ -108,6 +108,12 @@ def materialize(
         ]
         return tuple(dict.fromkeys(s for each in found for s in each))
 
+    def looks_up_rows(op: Op) -> bool:
+        """True if an op reads rows that are fewer bytes than their table."""
+        return rules[op.id].is_table_lookup and (
+            op.operands[0].type.nbytes > op.results[0].type.nbytes
+        )
+
     def recomputed_in_dots(result: Value, leaves: tuple[int, ...]) -> bool:
         """True if dots alone read a value, computing the value in each dot moves fewer bytes, and
         no kernel of the leaves can compute the value, as the value depends on a reduction.
@@ -183,15 +189,14 @@ def materialize(
         if fusible(op) and not op.regions and recomputed(op, leaves):
             for r in op.results:
                 sources[r.id] = leaves
-                looked_up[r.id] = rows_of(op.operands)
-            if rules[op.id].is_table_lookup:
+            if looks_up_rows(op):
                 (result,) = op.results
-                source, *indices = op.operands
-                if source.type.nbytes > result.type.nbytes:
-                    looked_up[result.id] = (result.id, *rows_of(indices))
+                looked_up[result.id] = (result.id, *rows_of(op.operands[1:]))
+            elif looked_up:
+                looked_up.update((r.id, rows_of(op.operands)) for r in op.results)
             continue
         reads[at] = leaves
-        if (some := rows_of(op.operands)) != leaves:
+        if looked_up and (some := rows_of(op.operands)) != leaves:
             rows[at] = some
         for s in leaves:
             last[s] = at

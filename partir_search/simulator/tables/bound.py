@@ -215,17 +215,16 @@ class _OrderBound:
 
     def _prove(self) -> Point:
         """Bounds the minimum of the tables; returns the labelling of least energy found."""
-        reduction = reduce(self._model())
         proof = prove(
-            reduction.model,
+            self._model(),
             self._limit,
             max_entries=self._max_entries,
             messages=self._messages,
-            should_continue=self._budget(reduction.model),
+            budget=self._budget,
         )
         self.seconds = max(self.seconds, proof.bound)
         self.exact = proof.exact
-        return self._point(reduction.lift(proof.best).labels, proof.bound)
+        return self._point(proof.best.labels, proof.bound)
 
     def remove_labels(self, sweeps: int, *, solve: bool = False) -> Point | None:
         """Passes messages, and removes labels with a bound above the limit.
