@@ -71,8 +71,8 @@ def run(processes: int, worker: pathlib.Path = WORKER, *more: str) -> list[dict[
     for process in start(processes, lambda p, i: [str(worker), p, str(processes), str(i), *more]):
         out, err = process.communicate(timeout=240)
         assert ended_well(process, err), err[-3000:]
-        # Gloo prints, too, and not always before the worker does.
-        results.append(json.loads([line for line in out.splitlines() if line[:1] == "{"][-1]))
+        # Gloo prints, too: before the worker or after it, also on one line.
+        results.append(json.JSONDecoder().raw_decode(out, out.index("{"))[0])
     return results
 
 
