@@ -24,6 +24,7 @@ from partir_search.exact.pairwise import (
     adjacency,
     lift_labelling,
 )
+from partir_search.exact.small_variables import eliminate_small
 
 LARGE = 1 << 16  # entries of a sum that is made row by row
 
@@ -218,24 +219,19 @@ def least_completion(model: PairwiseModel, labels: Ints) -> float:
     return eliminate(model.restricted([*np.reshape(labels, (-1, 1)), *free])).energy
 
 
-def minimum_within(
-    model: PairwiseModel, start: Labelling, max_entries: int, order: Order | None = None
-) -> Labelling:
+def minimum_within(model: PairwiseModel, start: Labelling, max_entries: int) -> Labelling:
     """Labelling of least energy under a limit of memory; never worse than `start`.
 
     Variables are fixed at their labels in `start` until no table has more than `max_entries`
     entries. The result is exact over the remaining variables.
-
-    Args:
-      order: order of elimination, greedy by default.
     """
-    if order is not None and order.largest <= max_entries:
-        return eliminate(model, order)
-    sizes = list(model.sizes)
-    order, fixed = _greedy_order(sizes, adjacency(model), max_entries)
+    small = eliminate_small(model)
+    rest = small.model
+    sizes = list(rest.sizes)
+    order, fixed = _greedy_order(sizes, adjacency(rest), max_entries)
     if not fixed:
-        return eliminate(model, order)
-    kept = model.all_labels()
+        return small.lift(eliminate(rest, order))
+    kept = rest.all_labels()
     for u in fixed:
         kept[u] = np.array([start.labels[u]], dtype=np.int64)
-    return lift_labelling(eliminate(model.restricted(kept), order), kept)
+    return small.lift(lift_labelling(eliminate(rest.restricted(kept), order), kept))

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.exact.elimination import Order, elimination_order, minimum_within
+from partir_search.exact.elimination import minimum_within
 from partir_search.exact.multipliers import Multipliers, best_multipliers
 from partir_search.exact.pairwise import (
     Floats,
     Ints,
     Labelling,
-    Pair,
     PairwiseModel,
     lift_labelling,
 )
@@ -85,7 +84,6 @@ class LimitedBlock:
         self._points = [start]
         self._known = {start.tobytes()}
         self._start = Labelling(self._model.energy(start), start)
-        self._order: tuple[frozenset[Pair], Order] | None = None
         self.prices = np.zeros(0)
 
     def limit(self, usage: PairwiseModel, most: float, price: float) -> None:
@@ -172,11 +170,8 @@ class LimitedBlock:
                 known = pairs.get(pair)
                 pairs[pair] = factor * table if known is None else known + factor * table
         model = PairwiseModel(unary, pairs, constant)
-        key = frozenset(pairs)
-        if self._order is None or self._order[0] != key:
-            self._order = key, elimination_order(model)
         start = Labelling(model.energy(self._start.labels), self._start.labels)
-        found = minimum_within(model, start, self._max_entries, self._order[1])
+        found = minimum_within(model, start, self._max_entries)
         return found if found.energy < start.energy - 1e-12 * abs(start.energy) else start
 
     def _add_between(self, master: Multipliers) -> None:

@@ -1,0 +1,236 @@
+"""Elimination of many variables of few labels at once.
+
+Small variables with at most two neighbours, none of them adjacent, are eliminated together, in
+arrays padded to the same number of labels. A chain of n variables takes about log(n)
+rounds. The reduced model is pairwise with the same minimum, as in `exact/reduction.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from partir_search.exact.pairwise import Bools, Floats, Ints, Labelling, Pair, PairwiseModel
+
+MOST_LABELS = 8  # of a small variable
+FEW_LABELS = 4  # padded size of variables with no more labels, like their neighbours
+LEAST_TOGETHER = 12  # variables of a round
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class _Batch:
+    """Variables eliminated at once.
+
+    Attributes:
+      variables: [k] variables.
+      scopes: [k, neighbours] neighbours of each.
+      costs: [k, labels, labels of the neighbours ...] costs.
+    """
+
+    variables: Ints
+    scopes: Ints
+    costs: Floats
+
+    def choose(self, labels: Ints) -> None:
+        """Writes the labels of least cost, given those of the neighbours."""
+        at = (np.arange(len(self.variables)), slice(None), *labels[self.scopes].T)
+        labels[self.variables] = self.costs[at].argmin(axis=1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class SmallReduction:
+    """A model without most of its small variables.
+
+    Attributes:
+      model: model over the same variables; an eliminated variable has one label at no cost.
+      batches: eliminations in order.
+    """
+
+    model: PairwiseModel
+    batches: Sequence[_Batch]
+
+    def lift(self, found: Labelling) -> Labelling:
+        """Labelling of the first model, of equal energy, for a labelling of the reduced model."""
+        labels = np.array(found.labels, dtype=np.int64)
+        for batch in reversed(self.batches):
+            batch.choose(labels)
+        return Labelling(found.energy, labels)
+
+
+def eliminate_small(model: PairwiseModel) -> SmallReduction:
+    """Eliminates small variables with at most two neighbours, as long as many are independent."""
+    small, batches = _Small(model), list[_Batch]()
+    while True:
+        chosen = small.independent()
+        if len(chosen) < LEAST_TOGETHER:
+            break
+        batches += small.eliminate(chosen)
+    return SmallReduction(small.rest(), batches)
+
+
+class _Small:
+    """Costs of small variables, in padded arrays.
+
+    Attributes:
+      unary: [n, labels] costs; infinite beyond the variable's own labels.
+      ends: [pairs, 2] ascending variables of each pair of small variables.
+      tables: [pairs, labels, labels] costs; arbitrary beyond the variables' own labels.
+      left: [pairs] False for pairs with an eliminated variable.
+      free: [n] True for remaining small variables with small neighbours alone.
+    """
+
+    def __init__(self, model: PairwiseModel) -> None:
+        self._model, self._constant = model, model.constant
+        self._sizes = np.array(model.sizes, dtype=np.int64)
+        n, small = len(self._sizes), (self._sizes > 1) & (self._sizes <= MOST_LABELS)
+        self._small = np.flatnonzero(small)
+        self.unary: Floats = np.full((n, MOST_LABELS), np.inf)
+        self.unary[_places(self._small, self._sizes[self._small])] = _joined(
+            [model.unary[u] for u in self._small.tolist()]
+        )
+        every = np.array([*model.pairs], dtype=np.int64).reshape(-1, 2)
+        inside: Bools = np.all(small[every], axis=1)
+        self._outside: dict[Pair, Floats] = {
+            pair: table
+            for (pair, table), known in zip(model.pairs.items(), inside.tolist(), strict=True)
+            if not known
+        }
+        self.free: Bools = small.copy()
+        self.free[every[~inside]] = False
+        self.ends = every[inside]
+        tables = [
+            table
+            for table, known in zip(model.pairs.values(), inside.tolist(), strict=True)
+            if known
+        ]
+        self.tables: Floats = np.zeros((len(tables), MOST_LABELS, MOST_LABELS))
+        rows, columns = self._sizes[self.ends].T
+        numbers, cells = _places(np.arange(len(tables)), rows * columns)
+        width = columns[numbers]
+        self.tables[numbers, cells // width, cells % width] = _joined([t.ravel() for t in tables])
+        self.left: Bools = np.ones(len(tables), dtype=np.bool_)
+        self._eliminated: Bools = np.zeros(n, dtype=np.bool_)
+        # Neighbours are told apart by fixed random ranks: a third of a chain comes at once.
+        self._rank = np.random.default_rng(0).permutation(n)
+
+    def independent(self) -> Ints:
+        """Free variables with at most two neighbours, none of them adjacent."""
+        ends = self.ends[self.left]
+        degrees = np.bincount(ends.ravel(), minlength=len(self._sizes))
+        chosen = self.free & (degrees <= 2)
+        both = ends[chosen[ends].all(axis=1)]
+        chosen[both[np.arange(len(both)), self._rank[both].argmin(axis=1)]] = False
+        return np.flatnonzero(chosen)
+
+    def eliminate(self, chosen: Ints) -> list[_Batch]:
+        """Eliminates independent variables."""
+        is_chosen = np.zeros(len(self._sizes), dtype=np.bool_)
+        is_chosen[chosen] = True
+        self.free[chosen], self._eliminated[chosen] = False, True
+        pairs = np.flatnonzero(self.left & is_chosen[self.ends].any(axis=1))
+        first = is_chosen[self.ends[pairs, 0]]
+        own: Ints = np.where(first, self.ends[pairs, 0], self.ends[pairs, 1])
+        order = np.argsort(own, kind="stable")
+        pairs, own, first = pairs[order], own[order], first[order]
+        self.left[pairs] = False
+        start, stop = np.searchsorted(own, chosen), np.searchsorted(own, chosen, side="right")
+        batches = []
+        for degree in range(3):
+            some = stop - start == degree
+            at = start[some, None] + np.arange(degree)  # [k, degree] of `pairs`
+            scopes: Ints = np.where(first[at], self.ends[pairs[at], 1], self.ends[pairs[at], 0])
+            few = (self._sizes[chosen[some]] <= FEW_LABELS) & np.all(
+                self._sizes[scopes] <= FEW_LABELS, axis=1
+            )
+            for which, width in ((few, FEW_LABELS), (~few, MOST_LABELS)):
+                if which.any():
+                    picked = pairs[at[which]]
+                    batch = self._batch(
+                        chosen[some][which], scopes[which], picked, first[at[which]], width
+                    )
+                    self._add(batch, picked)
+                    batches.append(batch)
+        return batches
+
+    def _batch(
+        self, variables: Ints, scopes: Ints, pairs: Ints, first: Bools, width: int
+    ) -> _Batch:
+        """Costs of variables and their neighbours.
+
+        Args:
+          pairs: [k, neighbours] pairs of each variable and its neighbours.
+          first: [k, neighbours] True for pairs with the variable in first place.
+          width: padded number of labels.
+        """
+        degree = scopes.shape[1]
+        costs = self.unary[variables, :width].reshape(-1, width, *[1] * degree)
+        for i in range(degree):
+            table = self.tables[pairs[:, i], :width, :width]
+            table = np.where(first[:, i, None, None], table, table.transpose(0, 2, 1))
+            shape = [1] * degree
+            shape[i] = width
+            costs = costs + table.reshape(-1, width, *shape)
+        return _Batch(variables, scopes, costs)
+
+    def _add(self, batch: _Batch, pairs: Ints) -> None:
+        """Adds the least costs of eliminated variables to the neighbours.
+
+        Args:
+          pairs: [k, neighbours] free places for pairs of neighbours.
+        """
+        least, degree = batch.costs.min(axis=1), batch.scopes.shape[1]
+        width = batch.costs.shape[1]
+        if degree == 0:
+            self._constant += float(least.sum())
+        elif degree == 1:
+            neighbours, _, sums = _summed(batch.scopes[:, 0], least)
+            self.unary[neighbours, :width] += sums
+        else:
+            low, high = np.sort(batch.scopes, axis=1).T
+            crossed = batch.scopes[:, 0] > batch.scopes[:, 1]
+            least = np.where(crossed[:, None, None], least.transpose(0, 2, 1), least)
+            n = len(self._sizes)
+            keys, members, sums = _summed(low * n + high, least)
+            left = np.flatnonzero(self.left)
+            known = self.ends[left, 0] * n + self.ends[left, 1]
+            order = np.argsort(known)
+            at = np.minimum(np.searchsorted(known, keys, sorter=order), len(known) - 1)
+            old = known[order[at]] == keys if len(known) else np.zeros(len(keys), dtype=np.bool_)
+            new = pairs[members, 0]
+            slots = np.where(old, left[order[at]], new) if len(known) else new
+            self.tables[slots[~old]] = 0.0
+            self.tables[slots, :width, :width] += sums
+            self.ends[slots] = np.stack([keys // n, keys % n], axis=1)
+            self.left[slots] = True
+
+    def rest(self) -> PairwiseModel:
+        """Model of the variables left."""
+        unary = list(self._model.unary)
+        sizes = np.where(self._eliminated, 1, self._sizes)
+        self.unary[self._eliminated, 0] = 0.0
+        for u in self._small.tolist():
+            unary[u] = self.unary[u, : sizes[u]]
+        pairs = dict(self._outside)
+        left = np.flatnonzero(self.left)
+        for (u, v), table in zip(self.ends[left].tolist(), self.tables[left], strict=True):
+            pairs[u, v] = table[: sizes[u], : sizes[v]]
+        return PairwiseModel(unary, pairs, self._constant)
+
+
+def _places(rows: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Rows, each as often as counted, and places from 0 within each."""
+    starts = np.cumsum(counts) - counts
+    return np.repeat(rows, counts), np.arange(int(counts.sum())) - np.repeat(starts, counts)
+
+
+def _joined(arrays: Sequence[Floats]) -> Floats:
+    return np.concatenate(arrays) if arrays else np.zeros(0)
+
+
+def _summed(keys: Ints, tables: Floats) -> tuple[Ints, Ints, Floats]:
+    """Distinct keys, the place of one of each, and the sum of the tables of each."""
+    order = np.argsort(keys, kind="stable")
+    distinct, starts = np.unique(keys[order], return_index=True)
+    return distinct, order[starts], np.add.reduceat(tables[order], starts, axis=0)
