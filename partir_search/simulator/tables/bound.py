@@ -35,8 +35,8 @@ TURNS = 12  # of multipliers
 SWEEPS_SOLVED, LEAST_GAIN_SOLVED = 40, 1e-5  # of a model with multipliers
 NEAR = 0.002  # of the seconds, at which the bound is near enough
 MAX_ENTRIES = 10_000_000  # of one table of elimination
-EFFORT = 0.5  # nominal seconds of message passes
-PAIR_SECONDS, ENTRY_SECONDS = 1.2e-6, 5.5e-9  # of a sweep, nominal: per table, and per entry
+EFFORT = 1.0  # nominal seconds of message passes
+PAIR_SECONDS, ENTRY_SECONDS = 1.5e-5, 4e-9  # of a sweep, nominal: per table, and per entry
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
