@@ -33,11 +33,8 @@ from partir_search.aot.xla_changes import (
     unrolled,
     whole_reductions,
 )
-from partir_search.ir.analysis.def_use import def_use
-from partir_search.ir.core import Op
+from partir_search.ir.analysis.repeats import copies, repeated_dims
 from partir_search.ir.mesh import MeshShape
-from partir_search.ir.role import Role
-from partir_search.ir.rule import OpRule
 from partir_search.lowering.halo import crossed
 from partir_search.lowering.local_ir import LocalProgram, Reshard
 from partir_search.lowering.reshard_steps import (
@@ -194,7 +191,7 @@ def compare(
     runs: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
     pairs: Rest = collections.defaultdict(collections.Counter)  # of complex numbers
     repeated: dict[Key, list[tuple[int, int]]] = collections.defaultdict(list)
-    makers = def_use(program.partition.module).makers
+    repeats = repeated_dims(program.partition.module, program.partition.rules)
 
     def plan(key: Key, elements: int, itemsize: int, times: int) -> None:
         if elements:  # XLA removes the others (empty slices of an associative scan)
@@ -209,9 +206,10 @@ def compare(
             plan((reshard.step.kind, axes), elements, round(size * width(reshard)), times)
             if jnp.issubdtype(reshard.source.value.type.dtype, np.complexfloating):
                 pairs[reshard.step.kind, axes][elements] += 1
-            copies = _copies(reshard, makers, program.partition.rules)
-            if copies > 1:
-                repeated[reshard.step.kind, axes].append((elements, elements // copies))
+            dims = repeats.get(reshard.source.value.id, frozenset())
+            if dims and isinstance(reshard.step, AllGather):
+                source = elements // copies(dims, reshard.target.shape)
+                repeated[reshard.step.kind, axes].append((elements, source))
     for own, _, times in program.own_collectives():
         axes = tuple(n for n in mesh.whole if n in own.axes and mesh.as_dict()[n] > 1)
         plan((own.kind, axes), own.nbytes // own.itemsize, own.itemsize, times)
@@ -263,19 +261,6 @@ def _bytes(sizes: Sequence[tuple[int, int]], runs: Sequence[tuple[int, int | Non
             return None
         total += elements * itemsize * times
     return total
-
-
-def _copies(reshard: Reshard, makers: Sequence[Op | None], rules: Sequence[OpRule]) -> int:
-    """Copies of each element in an all_gather's local result, as a broadcast made its source."""
-    maker = makers[reshard.source.value.id]
-    if maker is None or not isinstance(reshard.step, AllGather):
-        return 1
-    rule = rules[maker.id]
-    if rule.role is not Role.BROADCAST or not maker.inputs():
-        return 1
-    kept = set(rule.operands[0])
-    dims = zip(rule.results[0], reshard.target.shape, strict=True)
-    return math.prod(size for factor, size in dims if factor not in kept)
 
 
 def _axes(step: ReshardStep, mesh: MeshShape) -> tuple[int, ...]:

@@ -18,7 +18,11 @@ from partir_search.simulator.models import TimeModel
 from partir_search.simulator.op_kinds import is_reduction, is_tuple_reduction
 from partir_search.simulator.program_analysis import ProgramAnalysis
 from partir_search.simulator.target.traits import XlaTraits
-from partir_search.simulator.time.collective_cost import CollectiveCosts, gathers_into_donated
+from partir_search.simulator.time.collective_cost import (
+    CollectiveCosts,
+    gathers_into_donated,
+    sent_payload,
+)
 from partir_search.simulator.time.fusion import exceeds_accumulator
 from partir_search.simulator.time.fusion_splits import split_at_partials
 from partir_search.simulator.time.kernels import Kernels
@@ -75,7 +79,7 @@ def cost_by_op(
     for reshard, trips in program.reshards():
         if reshard.step.communicates:
             times, cost = trips * regions.runs(reshard), costs.cost(reshard)
-            payload = reshard.payload_bytes * cost.width
+            payload = sent_payload(reshard, costs.facts, costs.machine.traits) * cost.width
             source = reshard.op.source if reshard.op else ""
             row = (
                 reshard.step.kind,
@@ -120,10 +124,12 @@ def _reshard_traits(
     start = traits.async_all_gather
     gather = isinstance(reshard.step, AllGather)
     early = gather and (start == "since_source" or (argument and start != "never"))
+    small = sent_payload(reshard, costs.facts, traits) < reshard.payload_bytes
     donated = traits.copies_gather_into_donated and gathers_into_donated(reshard, costs.facts)
     found = {
         "f32_dot_operand_bytes": width != 1.0,
         "collective_copy_factors": bool(traits.collective_copy_factors.get(kind)),
+        "gathers_broadcast_sources": small,
         "copies_gather_into_donated": donated,
         "async_all_gather": early,
         "hides_gathers_behind_dots_alone": early and traits.hides_gathers_behind_dots_alone,

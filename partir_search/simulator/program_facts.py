@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 import numpy as np
 
 from partir_search.ir.analysis.def_use import DefUse, def_use
+from partir_search.ir.analysis.repeats import copies, repeated_dims
 from partir_search.ir.core import Module, Value
 from partir_search.ir.kind import Kind
 from partir_search.ir.manual import OwnCollective
@@ -33,6 +34,7 @@ class ProgramFacts:
     """
 
     module: Module
+    rules: Sequence[OpRule] = dataclasses.field(repr=False)
     contracts: Sequence[bool]
     elementwise: Sequence[bool]
     writes_whole: Sequence[bool]
@@ -69,6 +71,17 @@ class ProgramFacts:
         return frozenset(x.id for x in results if isinstance(x, Value))
 
     @functools.cached_property
+    def source_bytes(self) -> Mapping[int, float]:
+        """Bytes of the whole value before a broadcast, by id of the repeated value."""
+        values = self.module.values
+        repeated = repeated_dims(self.module, self.rules)
+        return {
+            v: values[v].type.nbytes / copies(dims, values[v].type.shape)
+            for v, dims in repeated.items()
+            if values[v].type.nbytes
+        }
+
+    @functools.cached_property
     def def_use(self) -> DefUse:
         """Ops that make and use each value."""
         return def_use(self.module)
@@ -97,6 +110,7 @@ def program_facts(
     regions = ((op.id, rules[op.id].manual) for op in module.ops)
     return ProgramFacts(
         module,
+        rules,
         [rule.contracts for rule in rules],
         [rule.elementwise for rule in rules],
         [rule.kind is Kind.SCATTER and not rule.one_hot for rule in rules],

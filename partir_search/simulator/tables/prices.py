@@ -224,6 +224,7 @@ class Pricer:
             op is not None and bool(facts.contracts[op.id]),
             op is not None and bool(facts.writes_whole[op.id]) and value in op.results,
             facts.forked[value.id],
+            facts.source_bytes.get(value.id),
             settles,
         )
         if op is not None and (facts.writes_whole[op.id] or facts.forked[value.id]):

@@ -29,6 +29,7 @@ _TPU = XlaTraits(
     materializes_dilations=True,
     multiplies_outer_products=True,
     stores_split_broadcasts=True,
+    gathers_broadcast_sources=True,
     stores_concatenated_pieces=True,
     stores_repeated_images=True,
     epilogues_write_in_place=True,

@@ -126,6 +126,14 @@ class XlaTraits(RateTraits):
         "Stores statistics of parts of the last dim repeated along the part, for the whole step.",
         "Group norms on v5e store f32[32,512,8] as f32[32,512,512]; peaks are 20 to 43 % lower.",
     )
+    gathers_broadcast_sources: bool = trait(
+        False,
+        "flag",
+        "Gathers the elements before a broadcast, and repeats them afterwards.",
+        "`AllGatherBroadcastReorder`. A gradient of a mean over patches, bf16[64,256,512], repeated"
+        " and converted, in a program compiled for v5e: bf16[64,512] is gathered. Features of pairs"
+        " of atoms alike.",
+    )
     stores_concatenated_pieces: bool = trait(
         False,
         "flag",

@@ -58,6 +58,18 @@ def reshard_width(reshard: Reshard, facts: ProgramFacts, traits: XlaTraits) -> f
     return dot_read_width(v, traits) if of_dot else 1.0
 
 
+def sent_payload(reshard: Reshard, facts: ProgramFacts, traits: XlaTraits) -> float:
+    """Bytes on the device of a collective's larger side, in the program's type.
+
+    With `XlaTraits.gathers_broadcast_sources`, an all_gather of repeated elements moves at most
+    all elements before the broadcast.
+    """
+    if isinstance(reshard.step, AllGather) and traits.gathers_broadcast_sources:
+        source = facts.source_bytes.get(reshard.source.value.id, math.inf)
+        return min(float(reshard.payload_bytes), source)
+    return float(reshard.payload_bytes)
+
+
 def gathers_into_donated(reshard: Reshard, facts: ProgramFacts) -> bool:
     """True for an all_gather of a result in a donated argument's buffer."""
     ends = isinstance(reshard.step, AllGather) and (reshard.to_home or reshard.op is None)
@@ -108,7 +120,8 @@ class CollectiveCosts:
             copied += self._sliced(reshard) * width
         if step.communicates:
             pairs = step.pairs if isinstance(step, Permute) else None
-            taken = self.transfer(step.kind, step.axes, reshard.payload_bytes * width, pairs)
+            payload = sent_payload(reshard, self.facts, traits) * width
+            taken = self.transfer(step.kind, step.axes, payload, pairs)
             factor = traits.collective_copy_factors.get(step.kind, 0.0)
             copied += factor * reshard.payload_bytes * width
         if traits.copies_gather_into_donated and gathers_into_donated(reshard, self.facts):
