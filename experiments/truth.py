@@ -5,7 +5,8 @@
 For each model and target the known strategies and the found plan are taken, spread evenly from the
 fastest to the slowest, and compiled ahead of time (half a minute each). Prints per model the
 errors of peak memory, the rank correlation of seconds with the judge (`aot/judge.py`) and
-their ratio. Rows are added to a file; what is compiled there already is only predicted again.
+their ratio. Rows are added to a file; what is compiled there already is only predicted again. With
+--nocompile the actions of each row are replayed, and rows whose actions no longer hold are named.
 
     python -m experiments.truth --measure --mesh=data:4,model:2 --profile=here.json
 
@@ -21,8 +22,7 @@ import hashlib
 import json
 import pathlib
 import sys
-import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.devices import use_cpu_devices
@@ -42,6 +42,7 @@ from scipy.stats import spearmanr
 
 import partir_search as ps
 from experiments import measured_truth, planning_flags
+from experiments.pinned_plans import PinnedPlans, skipped
 from models.catalog import MODELS
 from partir_search.aot.judge import judge
 
@@ -95,29 +96,20 @@ CASES = {
 
 
 def plans_of(
-    case: Any, target: str, n: int, found: str | None = None, names: Collection[str] = ()
+    case: Any, target: str, n: int, found: str | None = None
 ) -> Iterator[tuple[str, ps.Plan]]:
     """The found plan and known ones, unlike in cost and not too large, from fast to slow.
 
     Args:
       case: with `partitioned`, as `Case`.
       found: actions of the plan that was found, and compiled, before.
-      names: of plans that were compiled before; if there are any, only these are made.
     """
-    shape = ps.MeshShape.parse(FLAGS.mesh)
-    mesh, machine = AbstractMesh(shape.sizes, shape.names), ps.Target.parse(target).machine
+    mesh, machine = _mesh(), ps.Target.parse(target).machine
     step, args = case.partitioned(mesh, machine.name)
-    plan = step.plan(*args)
-    if found and plan.to_json()["actions"] != json.loads(found):
-        with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder, "plan.json")
-            file.write_text(json.dumps(plan.to_json() | {"actions": json.loads(found)}))
-            saved = ps.load_plan(file)
-        plan = case.partitioned(mesh, machine.name, saved)[0].plan(*args)
-    yield "found", plan
-    if names:
-        yield from ((k, plan) for k, plan in step.known_plans(*args).items() if k in names)
-        return
+    if found:
+        yield "found", PinnedPlans(case, mesh, machine.name).plan(json.loads(found))
+    else:
+        yield "found", step.plan(*args)
     unlike: dict[tuple[float, float], tuple[str, ps.Plan]] = {}
     for name, plan in step.known_plans(*args).items():
         if plan.cost.peak_bytes < machine.hbm_bytes:
@@ -128,9 +120,14 @@ def plans_of(
     yield from (ranked[i] for i in dict.fromkeys(chosen.tolist()))
 
 
+def _mesh() -> AbstractMesh:
+    shape = ps.MeshShape.parse(FLAGS.mesh)
+    return AbstractMesh(shape.sizes, shape.names)
+
+
 def row_of(
     plan: ps.Plan, target: str, model: str, known: dict[str, Any], *, cycles: bool = True
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Predicted figures, and compiled ones unless they are known.
 
     Args:
@@ -148,8 +145,6 @@ def row_of(
             text = gzip.decompress(_kept(target, model, known).read_bytes()).decode()
             row |= _judged(text, plan, machine)
         return known | row
-    if not FLAGS.compile:
-        return None
     found = plan.verify(target, cycles=cycles)
     row |= {
         "plan_actions": _actions(plan),
@@ -214,20 +209,39 @@ def rows_of(cases: Mapping[str, Any], *, cycles: bool = True) -> list[dict[str, 
     old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     known = {(r["target"], r["model"], r["plan"]): r for r in old}
     rows = dict(known)
+    reasons: dict[tuple[str, str, str], str] = {}
     for target in FLAGS.targets:
         for model in FLAGS.models or cases:
-            found = known.get((target, model, "found"), {}).get("plan_actions")
-            names = [] if FLAGS.compile else [n for t, m, n in known if (t, m) == (target, model)]
-            plans = list(plans_of(cases[model], target, FLAGS.plans, found, names))
+            held = {p: r for (t, m, p), r in known.items() if (t, m) == (target, model)}
+            if FLAGS.compile:
+                found = held.get("found", {}).get("plan_actions")
+                plans = list(plans_of(cases[model], target, FLAGS.plans, found))
+            else:
+                plans, left = _again(cases[model], target, held)
+                reasons |= {(target, model, plan): reason for plan, reason in left.items()}
             for name, plan in track(plans, f"{model} on {target}"):
                 key = (target, model, name)
                 row = row_of(plan, target, model, known.get(key, {}), cycles=cycles)
-                if row is None:
-                    continue
                 rows[key] = {"target": target, "model": model, "plan": name} | row
                 path.write_text("".join(json.dumps(held) + "\n" for held in rows.values()))
+    for line in skipped(reasons):
+        print(line)
     wanted = FLAGS.models or cases
     return [r for r in rows.values() if r["target"] in FLAGS.targets and r["model"] in wanted]
+
+
+def _again(
+    case: Any, target: str, rows: Mapping[str, dict[str, Any]]
+) -> tuple[list[tuple[str, ps.Plan]], dict[str, str]]:
+    """Plans of rows by their actions, and why the others have none, by name of the plan."""
+    plans, left = [], {}
+    pinned = PinnedPlans(case, _mesh(), ps.Target.parse(target).machine.name)
+    for name, row in track(rows.items(), f"plans on {target}"):
+        try:
+            plans.append((name, pinned.plan(json.loads(row["plan_actions"]))))
+        except ValueError as error:
+            left[name] = str(error)
+    return plans, left
 
 
 def main(argv: list[str]) -> None:
