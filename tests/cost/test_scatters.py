@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -170,3 +171,38 @@ def test_atomic_additions_to_rows() -> None:
         more = cost_of(state, each).seconds - cost_of(state, ROUND).seconds
         wanted = expected * 4096 * 64 / ROUND.attained_hbm_bytes_per_s
         assert more == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("bag", "width", "full"),
+    [
+        ((20,), 128, 24),
+        ((24,), 128, 0),
+        ((2, 6), 128, 8),
+        ((4,), 128, 0),
+        ((20,), 64, 0),
+        ((), 128, 0),
+    ],
+)
+def test_updates_of_bags_of_rows_are_joined_in_a_copy(
+    bag: tuple[int, ...], width: int, full: int
+) -> None:
+    """Rows [256, *bag, width] are added to a table; the bag's last dim is padded to `full`
+    sublanes, and the padded array is live beside the rows when they are made.
+    """
+
+    def add(table: Any, at: Any, x: Any) -> Any:
+        return table.at[at].add(jnp.tanh(x))
+
+    at = jax.ShapeDtypeStruct((256, *bag), jnp.int32)
+    state = state_of(module_of(add, f32(16, width), at, f32(256, *bag, width)))
+    partition = state.partition()
+    peaks = []
+    for sublanes in (1, 8):
+        traits = {"materializes_scatter_updates": True, "tile_lanes": 128}
+        machine = ROUND.with_traits(**traits, tile_sublanes=sublanes)
+        model = CostModel(state.graph.module, state.graph.rules, machine)
+        found = model.simulate(localize(partition))
+        peaks.append(float(found.temporaries.bytes_at.max()))
+    rows = 256 * math.prod(bag[:-1]) * width * 4
+    assert peaks == [0.0, rows * full]
