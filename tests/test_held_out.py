@@ -48,6 +48,8 @@ TINY: dict[str, dict[str, Any]] = {
     "tensor_products": {"batch": 2, "atoms": 4, "kinds": 3, "d": 8, "waves": 4, "layers": 1},
     "retention_lm": {"batch": 2, "length": 8, "d": 16, "heads": 2, "layers": 1, "vocabulary": 32},
     "equilibrium": {"batch": 2, "length": 8, "features": 4, "d": 8, "steps": 2, "classes": 5},
+    "meta_learning": {"tasks": 2, "shots": 4, "features": 8, "hidden": 16, "ways": 3},
+    "late_interaction": {"batch": 2, "asked": 4, "length": 8, "d": 16, "heads": 2, "layers": 1},
     "expert_choice": {"batch": 2, "pixels": 16, "d": 16, "heads": 2, "chosen": 2, "layers": 1},
 }
 

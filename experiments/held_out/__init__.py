@@ -14,4 +14,5 @@ PROGRAMS = (
     *("recurrent_policy", "speech_codec", "molecule_diffusion"),
     *("pair_folding", "image_flow"),
     *("tensor_products", "retention_lm", "equilibrium", "expert_choice"),
+    *("meta_learning", "late_interaction"),
 )

@@ -17,6 +17,7 @@ import numpy as np
 
 from partir_search.aot.compile import compiled_program
 from partir_search.aot.hlo import CompiledCollective, axes_of, hlo_collectives
+from partir_search.aot.joined_sums import joined_sums
 from partir_search.aot.targets import Target
 from partir_search.aot.xla_changes import (
     Key,
@@ -25,6 +26,7 @@ from partir_search.aot.xla_changes import (
     complex_parts,
     gathered_sources,
     halos,
+    joined,
     merged,
     narrowed,
     rematerialized,
@@ -237,6 +239,10 @@ def compare(
     changes += [*whole_reductions(missing, extra), *halos(extra, found, mesh)]
     changes += combined(missing, extra, compiled)
     changes += [*merged(missing, extra, compiled), *combined(missing, extra, compiled)]
+    smaller: dict[Key, list[int]] = collections.defaultdict(list)
+    for sum_axes, elements in joined_sums(program):
+        smaller["all_reduce", tuple(mesh.names[a] for a in sum_axes)].append(elements)
+    changes += joined(missing, {k: sizes for k, sizes in smaller.items() if k in missing})
     changes += rematerialized(extra, found, mesh)
     changes += [
         f"{n} {kind} along {', '.join(axes)} move narrower elements than predicted"

@@ -184,6 +184,20 @@ def merged(missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]
             yield f"{merged.total()} {kind} along {', '.join(axes)} merged with equal ones"
 
 
+def joined(missing: Rest, smaller: Mapping[Key, Sequence[int]]) -> Iterator[str]:
+    """XLA adds padded partial sums before their all_reduces, and reduces the total alone.
+
+    Args:
+      smaller: elements of predicted all_reduces whose results are added to a larger sum
+        (`joined_sums`).
+    """
+    for key, sizes in smaller.items():
+        if both := missing[key] & collections.Counter(sizes):
+            missing[key] = missing[key] - both
+            kind, axes = key
+            yield f"{both.total()} {kind} along {', '.join(axes)} joined with that of the total"
+
+
 def combined(
     missing: Rest, extra: Rest, compiled: dict[Key, list[tuple[int, int]]]
 ) -> Iterator[str]:
