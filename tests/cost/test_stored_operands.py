@@ -186,6 +186,20 @@ def test_widths_of_gradients() -> None:
     assert widened(convolve, 3, 3, 32, 512) == 0
 
 
+def test_widths_of_transposed_gradients() -> None:
+    """A gradient bf16[256, 64] of a dot, transposed and widened, stays in 16 bits."""
+
+    def widened(change: Any) -> float:
+        def fn(x: Any, w: Any) -> Any:
+            return jax.grad(lambda x: (change(x.astype(w.dtype)).T @ w).sum())(x)
+
+        weights = jax.ShapeDtypeStruct((64, 512), jnp.bfloat16)
+        return more(fn, f32(64, 256), weights, trait="keeps_dots_wide")
+
+    assert widened(lambda x: x) == 0
+    assert widened(jnp.sin) == 64 * 256 * 2
+
+
 @pytest.mark.parametrize("tiled, saved", [(None, 1), ((1, 1), 0), ((2, 1), 0.25)])
 def test_epilogues_in_place(tiled: tuple[int, int] | None, saved: float) -> None:
     """A product writes into the buffer of the sorted factor or sign, but not beside an

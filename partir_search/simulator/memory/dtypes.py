@@ -134,14 +134,14 @@ def _set_widths(
             if isinstance(x, Value):
                 for_dots[x.id] = for_widening[x.id] = False
     used = [False] * n
-    converted = [True] * n  # True while every use is a conversion to a wider type
+    converted = [True] * n  # True while every use is a conversion to a wider type, or a move to one
     for op in reversed(module.ops):
         rule = rules[op.id]
         dots, widening, converts = rule.contracts and not op.regions, False, False
         if rule.elementwise and not op.regions:
             change, results = changes_width(op, rule), [r.id for r in op.results]
-            converts = change > 0
-            widening = converts or all(for_widening[r] and used[r] for r in results)
+            converts = change > 0 or (rule.moves and all(converted[r] and used[r] for r in results))
+            widening = change > 0 or all(for_widening[r] and used[r] for r in results)
             dots |= change < 0 or (rule.moves and all(for_dots[r] and used[r] for r in results))
         for _, v in op.inputs():
             used[v.id] = True
