@@ -13,7 +13,7 @@ from partir_search.mcts.game import Score
 from partir_search.mcts.goals import scorer
 from partir_search.planning.exact_answer import ExactAnswer
 from partir_search.planning.finalists import choose_finalist
-from partir_search.planning.fold_limits import choose_within
+from partir_search.planning.fold_limits import choose_assigned, choose_within
 
 
 @pytest.mark.parametrize(
@@ -106,3 +106,30 @@ def test_all_answers_of_exact_steps_are_costed_whole() -> None:
     given: Any = (game, paths, result, exact, unfold)
     assert choose_within(*given, trust_ranks=True)[1] == 3
     assert asked == [0, 2, 3]
+
+
+def test_the_best_answer_is_unfolded_alone() -> None:
+    costs = {0: Peak(1.0, 50.0), 1: Peak(3.0, 50.0), 2: Peak(1.01, 50.0)}
+    whole = {0: 1.07, 1: 3.0, 2: 1.02}
+    game = Game(costs, scorer((ps.Fit(100.0), ps.Fastest())))
+    exact: Any = ExactAnswer(moves=[(2,)])
+    asked: list[int] = []
+
+    def assigned(path: tuple[int, ...]) -> Peak:
+        return dataclasses.replace(costs[path[0]], seconds=whole[path[0]])
+
+    def unfold(path: tuple[int, ...], slower: float = 1.0) -> tuple[Peak, int]:
+        asked.append(path[0])
+        cost = assigned(path)
+        return dataclasses.replace(cost, seconds=slower * cost.seconds), path[0]
+
+    given: Any = (game, [(0,), (1,), (2,)], types.SimpleNamespace(paths={}), exact, assigned)
+    folded, found = choose_assigned(*given, unfold)
+    assert (folded, found) == (costs[2], 2)
+    assert asked == [2]
+
+    # Actions that do not lead to the tiles: all answers are compared as unfolded.
+    asked.clear()
+    _, found = choose_assigned(*given, lambda path: unfold(path, 1.5 if path == (2,) else 1.0))
+    assert found == 0
+    assert asked == [2, 0, 2]

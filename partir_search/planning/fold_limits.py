@@ -1,7 +1,8 @@
 """Limits of memory on the folded program, corrected by a peak of the whole program.
 
 The peak of the folded program is off by a fraction of a percent. Near a limit an answer may be
-within it folded and beyond it whole: the answers within the limit less the error are next.
+within it folded and beyond it whole: the answers within the limit less the error are next. The best
+answer is lifted to actions alone, as far as these lead to its tiles.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from partir_search.planning.exact_answer import ExactAnswer
 from partir_search.planning.finalists import choose_finalist
 from partir_search.planning.game import PlanningGame
 from partir_search.simulator.cost import Cost
+from partir_search.strategies.moves import TileContext
 
 MAX_CORRECTIONS = 2  # of limits, by the peak of an answer on the whole program
 MARGIN = 1.0 + 1e-9  # of the factor, against rounding
@@ -108,3 +110,55 @@ def choose_within(
         paths = [path, *answers_by(game, result, exact)]
     game.goal = goal
     return folded, found
+
+
+def choose_assigned(
+    game: PlanningGame,
+    paths: Sequence[Path],
+    result: Result,
+    exact: ExactAnswer,
+    assigned: Callable[[Path], Cost],
+    unfold: Callable[[Path], tuple[Cost, Found]],
+) -> tuple[Cost, Found]:
+    """`choose_within` with the best answer unfolded alone, if no other does better.
+
+    Args:
+      assigned: function from an answer to the whole cost of the tiles and loops on the fold, before
+        actions lead there; a tenth of the work of `unfold`.
+    """
+
+    def alone(path: Path) -> tuple[Cost, tuple[Path, Cost]]:
+        cost = assigned(path)
+        return cost, (path, cost)
+
+    folded, (path, wanted) = choose_within(game, paths, result, exact, alone, trust_ranks=True)
+    cost, found = unfold(path)
+    if cost.seconds <= wanted.seconds and cost.peak_bytes <= wanted.peak_bytes:
+        return folded, found
+    return choose_within(game, paths, result, exact, unfold, trust_ranks=True)
+
+
+def competing(
+    game: PlanningGame,
+    result: Result,
+    starts: Sequence[Sequence[Move]],
+    exact: ExactAnswer,
+    count: int,
+    *,
+    contexts: bool,
+) -> list[Path]:
+    """Answers to compare on the whole program, in the order of `choose_within`.
+
+    Args:
+      starts: known strategies.
+      count: most answers of the search.
+      contexts: compare the best strategy with context parallelism, whose gathers rings may hide.
+    """
+    paths = [e.path for e in result.elites[: 1 if result.proven else count]]
+    if not result.proven:
+        paths[1:1] = [(move,) for move in exact.moves]
+        paths.insert(1, min(map(tuple, starts), key=lambda p: game.costed(p)[0].rank()))
+    if contexts:
+        tiled = [p for p in map(tuple, starts) if any(isinstance(m, TileContext) for m in p)]
+        paths += sorted(tiled, key=lambda p: game.costed(p)[0].rank())[:1]
+    return paths

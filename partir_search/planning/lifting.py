@@ -10,8 +10,9 @@ tiles of the fold are decided anew, without its actions.
 from __future__ import annotations
 
 import collections
+import contextlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -38,6 +39,28 @@ class Lifter:
         self.classes, self.nodes = _classes(folded, fold, graph), _nodes(folded, fold, graph)
         self.known, self.known_ops = self.classes >= 0, graph.op_nodes & (self.nodes >= 0)
         self.members, self.own = FoldMembers(folded, fold, graph), OwnMembers(graph)
+        self.covers = bool(self.known.all())  # every class of the program is a class of the fold
+
+    @contextlib.contextmanager
+    def assigned(self, game: PlanningGame, path: Sequence[Move], state: State) -> Iterator[None]:
+        """Gives a state the tiles and loops of a path on the fold, without actions.
+
+        Args:
+          game / path: as of `lift`.
+          state: of the unfolded program; restored.
+        """
+        before = state.key()
+        tiles, loops = game.rows_after(path)
+        for rows, wanted in (
+            (state.tiles, _at(tiles, self.classes)),
+            (state.loops, _at(loops, self.nodes)),
+        ):
+            for row, values in zip(rows, wanted, strict=True):
+                _row(row)[:] = values
+        try:
+            yield
+        finally:
+            state.restore(before)
 
     def lift(self, game: PlanningGame, path: Sequence[Move], state: State) -> list[Action]:
         """Actions on the unfolded program with the tiles and loops of a path on the fold.

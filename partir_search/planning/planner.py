@@ -29,7 +29,7 @@ from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
 from partir_search.planning.exact_answer import EXACT_STARTS, ExactAnswer, exact_moves
-from partir_search.planning.fold_limits import choose_within
+from partir_search.planning.fold_limits import choose_assigned, choose_within, competing
 from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.front.visited import visited_states
 from partir_search.planning.game import PlanningGame
@@ -52,7 +52,7 @@ from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
 from partir_search.strategies.argument_roles import Roles, find_roles
 from partir_search.strategies.catalogue import named_strategies
-from partir_search.strategies.moves import TileContext, TileStacks
+from partir_search.strategies.moves import TileStacks
 from partir_search.strategies.targets import StrategyTargets
 
 DEFAULT_EPISODES = 1000
@@ -360,13 +360,7 @@ class Planner:
         Returns:
           Folded cost of the winner, and its actions on the unfolded program.
         """
-        paths = [e.path for e in result.elites[: 1 if result.proven else FINALISTS]]
-        if not result.proven:
-            paths[1:1] = [(move,) for move in exact.moves]
-            paths.insert(1, min(map(tuple, starts), key=lambda p: game.costed(p)[0].rank()))
-        if self.streams:  # rings may hide the gathers of context parallelism
-            contexts = [p for p in map(tuple, starts) if any(isinstance(m, TileContext) for m in p)]
-            paths += sorted(contexts, key=lambda p: game.costed(p)[0].rank())[:1]
+        paths = competing(game, result, starts, exact, FINALISTS, contexts=self.streams)
         state = State(self.graph, self.mesh, memo=self.memo)
         for action in before:
             action.apply(state)
@@ -375,7 +369,13 @@ class Planner:
             actions, _, cost = self.lifted(models, game, path, state)
             return cost, actions
 
-        return choose_within(game, paths, result, exact, unfold, trust_ranks=not self.streams)
+        def assigned(path: tuple[Move, ...]) -> Cost:
+            with models.lifter.assigned(game, path, state):
+                return self._costed(state)[1]
+
+        if self.streams or not models.lifter.covers:
+            return choose_within(game, paths, result, exact, unfold, trust_ranks=not self.streams)
+        return choose_assigned(game, paths, result, exact, assigned, unfold)
 
     def lifted(
         self, models: FoldModels, game: PlanningGame, path: Sequence[Move], state: State

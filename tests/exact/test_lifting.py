@@ -15,6 +15,7 @@ from models.catalog import MODELS
 from partir_search.ir.core import Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.rule import NONE
+from partir_search.lowering.localize import localize
 from partir_search.mcts.game import Move, play, rewind
 from partir_search.planning.exact_answer import exact_moves
 from partir_search.planning.planner import Planner
@@ -61,6 +62,13 @@ def test_the_program_has_the_tiles_of_the_fold(name: str) -> None:
         folded_tiles = tiles_of(game.state, [f for _, f in pairs])
         assert tiles_of(state, [v for v, _ in pairs]) == folded_tiles
         rewind(game, len(taken))
+        assert models.lifter.covers
+        other = State(planner.graph, planner.mesh)
+        with models.lifter.assigned(game, path, other):
+            assert tiles_of(other, range(len(pairs))) == tiles_of(state, range(len(pairs)))
+            assert planner.model.evaluate(localize(other.partition())) == planner.model.evaluate(
+                localize(state.partition())
+            )
         again = State(planner.graph, planner.mesh)
         for action in actions:
             action.apply(again)
