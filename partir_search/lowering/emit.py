@@ -22,9 +22,11 @@ from partir_search.ir.core import Literal
 from partir_search.ir.halos import joined
 from partir_search.ir.local_op import run_local
 from partir_search.ir.partition import Partition
+from partir_search.ir.rule import NONE
 from partir_search.ir.source_names import located
 from partir_search.lowering.device import Device, Effects, Shardings
 from partir_search.lowering.emit_blocks import block_turn
+from partir_search.lowering.emit_scatters import scatters_into_totals
 from partir_search.lowering.emit_steps import StepRunner, run_step
 from partir_search.lowering.emit_turns import matmul_turn
 from partir_search.lowering.local_ir import (
@@ -37,6 +39,7 @@ from partir_search.lowering.local_ir import (
     RingTurn,
 )
 from partir_search.lowering.local_value import LocalValue, Source
+from partir_search.rules.indexing import added_to_rows
 
 Env = dict[int, Any]
 """Arrays by id of local value."""
@@ -103,10 +106,16 @@ def _run_region(
     env: Env = dict(outer)
     for local, arg in zip(body.args, args, strict=True):
         env[local.id] = arg
+    into = scatters_into_totals(partition.analysis.row_sums, body)
     for item in body.steps:
-        op = item.op
+        op, made = item.op, item.outs[0].id if item.outs else NONE
+        if made in into.skipped:
+            continue
         with located(op.origin, op.scope) if op else contextlib.nullcontext():
-            _run_item(partition, item, env, effects)
+            if made in into.sums:
+                env[made] = _scattered(partition, *into.sums[made], env, effects)
+            else:
+                _run_item(partition, item, env, effects)
     return [_read(r, env) for r in body.results]
 
 
@@ -130,6 +139,14 @@ def _run_item(partition: Partition, item: Reshard | LocalOp, env: Env, effects: 
         last = len(local.shape) - 1
         columns = Layout((last, *range(last)))
         env[local.id] = with_layout_constraint(env[local.id], columns)
+
+
+def _scattered(
+    partition: Partition, item: LocalOp, total: LocalValue, env: Env, effects: Effects
+) -> Any:
+    """Total with the rows of a scatter into zeros added."""
+    _, *operands = (joined(_read(x, env)) for x in item.ins)
+    return added_to_rows(Device(partition, item.op, effects), item.op, env[total.id], *operands)
 
 
 def _row_major_on_cpu(x: Any) -> Any:

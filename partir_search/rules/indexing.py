@@ -259,31 +259,55 @@ def scatter(op: Op) -> OpRule:
 def local_scatter(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     """Scatter of the updates inside of this tile."""
     operand, indices, updates = args
-    dn, rule = op.params["dimension_numbers"], scatter(op)
-    params = dict(op.params)
+    params, rule = dict(op.params), scatter(op)
     summed = [f for f, r in enumerate(rule.reducers) if r == "sum" and ctx.tiles(f) > 1]
     for f in summed:  # the sum must contain the operand once
         operand = jnp.where(ctx.is_first(f), operand, jnp.zeros((), operand.dtype))
+    indices, params["mode"] = _in_tile(ctx, op, operand, indices)
+    operand = _kept_on_cpu(operand) if ctx.mesh else operand
+    return bind(op, params, (operand, indices, updates))
+
+
+def added_to_rows(ctx: Any, op: Op, total: Any, indices: Any, updates: Any) -> Any:
+    """Tile of a total with the updates of a scatter added, in place of the scatter's operand.
+
+    Args:
+      op: an adding scatter.
+      total: of the operand's shape, of any type; a partial sum if the updates' dims are tiled.
+    """
+    indices, mode = _in_tile(ctx, op, total, indices)
+    return lax.scatter_add(
+        _kept_on_cpu(total) if ctx.mesh else total,
+        indices,
+        updates.astype(total.dtype),
+        op.params["dimension_numbers"],
+        indices_are_sorted=op.params["indices_are_sorted"],
+        unique_indices=op.params["unique_indices"],
+        mode=mode,
+    )
+
+
+def _in_tile(ctx: Any, op: Op, operand: Any, indices: Any) -> tuple[Any, Any]:
+    """Indices in a tile of a scatter's operand, and the mode of indices beyond the tile."""
+    dn, rule, mode = op.params["dimension_numbers"], scatter(op), op.params["mode"]
     bounds = _bounds(op)
     tiled = [d for d in dn.inserted_window_dims if rule.operands[0][d] >= 0]
     tiled = [
         d for d in tiled if ctx.tiles(rule.operands[0][d]) > 1 or bounds[d] != shape_of(op, 0)[d]
     ]
-    if tiled:
-        clip = Mode.from_any(op.params["mode"]) == Mode.CLIP
-        columns = [indices[..., k] for k in range(indices.shape[-1])]
-        for k, d in enumerate(dn.scatter_dims_to_operand_dims):
-            if clip:
-                columns[k] = jnp.clip(columns[k], 0, bounds[d] - 1)
-            if d in tiled:
-                size = operand.shape[d]
-                tile = ctx.tile_index(rule.operands[0][d]).astype(columns[k].dtype)
-                local = columns[k] - tile * size
-                columns[k] = jnp.where((local >= 0) & (local < size), local, size)
-        indices = jnp.stack(columns, -1)
-        params["mode"] = Mode.FILL_OR_DROP
-    operand = _kept_on_cpu(operand) if ctx.mesh else operand
-    return bind(op, params, (operand, indices, updates))
+    if not tiled:
+        return indices, mode
+    clip = Mode.from_any(mode) == Mode.CLIP
+    columns = [indices[..., k] for k in range(indices.shape[-1])]
+    for k, d in enumerate(dn.scatter_dims_to_operand_dims):
+        if clip:
+            columns[k] = jnp.clip(columns[k], 0, bounds[d] - 1)
+        if d in tiled:
+            size = operand.shape[d]
+            tile = ctx.tile_index(rule.operands[0][d]).astype(columns[k].dtype)
+            local = columns[k] - tile * size
+            columns[k] = jnp.where((local >= 0) & (local < size), local, size)
+    return jnp.stack(columns, -1), Mode.FILL_OR_DROP
 
 
 def _kept_on_cpu(x: Any) -> Any:

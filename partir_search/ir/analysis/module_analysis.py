@@ -11,6 +11,7 @@ from partir_search.ir.analysis.accumulators import added_paths, find_accumulator
 from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.analysis.ports import ports_of
 from partir_search.ir.analysis.reductions import ReductionSite, zero_values
+from partir_search.ir.analysis.row_sums import find_row_sums
 from partir_search.ir.core import Module
 from partir_search.ir.rule import DEFERRABLE, NONE, OpRule
 
@@ -35,6 +36,7 @@ class ModuleAnalysis:
       compound: ids of ops with several factors on one dim.
       is_minor: [compound, factor + 1] True for factors with major factors on the same dim.
       accumulators: carries in which partial sums may stay, by id of the op that adds to them.
+      row_sums: rows scattered into zeros and added to a carry, by id of the addition.
       widening: ids of ops through which partial results may pass to an accumulator and grow.
       leaving: id of a loop's result by id of its region's result, for sums that may leave the loop
         unfinished.
@@ -48,6 +50,7 @@ class ModuleAnalysis:
         self.def_use: DefUse = def_use(module)
         self.zeros = zero_values(module, rules)
         self.accumulators = find_accumulators(module, rules, self.def_use, self.zeros)
+        self.row_sums = find_row_sums(self.accumulators, rules, self.def_use, self.zeros)
         paths = added_paths(rules, self.def_use, self.accumulators)
         self.widening, self.leaving = paths.widening, paths.leaving
         self.growth: dict[tuple[int, str, tuple[int, ...]], int | None] = {}

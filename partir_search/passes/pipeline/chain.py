@@ -34,7 +34,7 @@ from partir_search.passes.pipeline.stage_arrays import (
     with_stage,
 )
 from partir_search.passes.pipeline.stage_layers import Places, StageLayers
-from partir_search.passes.pipeline.totals import first_total, last_total
+from partir_search.passes.pipeline.totals import first_total, last_total, summands, with_summands
 
 State = dict[str, Any]
 
@@ -226,8 +226,7 @@ class Chain:
         if segment < parts.last:
             entering = [*parts.runs[segment][1].carry, *parts.travelling[segment]]
         mine, loop = parts.totals_in(segment), parts.stacks[0]
-        added = [loop.totals[i].added for i in mine]
-        news = [loop.totals[i].new if x is None else x for i, x in zip(mine, added, strict=True)]
+        news = [x for i in mine for x in summands(loop.totals[i], self._values, valid)]
         rows = [loop.rows[i] for i in parts.rows_in(segment)]
         known |= {loop.totals[i].argument: sums[i] for i in mine}
         found = iter(self._values.compute([*entering, *news, *rows], known))
@@ -235,12 +234,8 @@ class Chain:
         if valid is not None and self._ticks.kind(segment) == BACKWARD and entering:
             cotangents = len(parts.runs[segment][1].carry)
             enter[:cotangents] = [masked(x, valid) for x in enter[:cotangents]]
-        for i, x in zip(mine, added, strict=True):
-            new, old = next(found), sums[i]
-            if x is None:
-                sums[i] = new if valid is None else jnp.where(valid, new, old)
-            else:
-                sums[i] = old + (new if valid is None else masked(new, valid)).astype(old.dtype)
+        for i in mine:
+            sums[i] = with_summands(loop.totals[i], self._values, valid, sums[i], found)
         return enter, list(found)
 
     def _run(

@@ -40,7 +40,7 @@ from partir_search.passes.pipeline.stage_arrays import (
 )
 from partir_search.passes.pipeline.stage_layers import Places, StageLayers
 from partir_search.passes.pipeline.tick_rows import TickRows, tick_rows
-from partir_search.passes.pipeline.totals import first_total, last_total
+from partir_search.passes.pipeline.totals import first_total, last_total, summands, with_summands
 
 Row = Mapping[str, Any]
 State = dict[str, Any]
@@ -299,19 +299,13 @@ class Lockstep:
         """
         totals, parts = list(state["totals"]), self.parts
         mine = [i for i, t in enumerate(parts.totals) if t.stack is None and t.part is part]
-        added = [parts.totals[i].added for i in mine]
-        news = [parts.totals[i].new if x is None else x for i, x in zip(mine, added, strict=True)]
+        news = [x for i in mine for x in summands(parts.totals[i], self._values, valid)]
         rows = self._rows_in(part)
         arguments = {parts.totals[i].argument: totals[i] for i in mine}
         found = iter(self._values.compute([*wanted, *news, *rows], {**known, **arguments}))
         values = [next(found) if valid is None else masked(next(found), valid) for _ in wanted]
-        for i, x in zip(mine, added, strict=True):
-            new, old = next(found), totals[i]
-            if x is None:
-                totals[i] = new if valid is None else jnp.where(valid, new, old)
-            else:
-                new = new if valid is None else masked(new, valid)
-                totals[i] = old + new.astype(old.dtype)
+        for i in mine:
+            totals[i] = with_summands(parts.totals[i], self._values, valid, totals[i], found)
         state["totals"] = totals
         return values, list(found)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
+from partir_search.ir.core import Operand, Value
 from partir_search.ir.staged_state import LayerOrder
+from partir_search.passes.pipeline.body_values import BodyValues
 from partir_search.passes.pipeline.layer_order import layers_of, stages_of
 from partir_search.passes.pipeline.loop_parts import Total
+from partir_search.passes.pipeline.stage_arrays import masked
 
 
 def first_total(
@@ -46,3 +50,42 @@ def last_total(
     if total.summed:
         return first + lax.reduce_sum(x, (0,))
     return layers_of(jnp.swapaxes(x[:, 0], 0, 1) if chunks == 1 else x, chunks, count, order)
+
+
+def summands(total: Total, values: BodyValues, valid: Any) -> list[Operand]:
+    """Operands computed in a part for a total, for `with_summands`.
+
+    The value added. If some ticks are masked and an op adds rows to zeros, the operands of the op:
+    rows to be masked have fewer elements than the result.
+
+    Args:
+      valid: False for a tick without a microbatch; None for a phase with one in every tick.
+    """
+    if total.added is None:
+        return [total.new]
+    op = None if valid is None else values.rows_added(total.added)
+    return [total.added] if op is None else [x for x in op.operands if isinstance(x, Value)]
+
+
+def with_summands(
+    total: Total, values: BodyValues, valid: Any, old: Any, found: Iterator[Any]
+) -> Any:
+    """A total after a microbatch, `old` without one.
+
+    Args:
+      valid: see `summands`.
+      found: arrays of `summands`.
+    """
+    if total.added is None:
+        new = next(found)
+        return new if valid is None else jnp.where(valid, new, old)
+    op = None if valid is None else values.rows_added(total.added)
+    if op is not None:
+        known = {x: next(found) for x in op.operands if isinstance(x, Value)}
+        rows = values.rows_of(op)
+        if isinstance(rows, Value):
+            known[rows] = masked(known[rows], valid)
+        (new,) = values.compute([total.added], known)
+    else:
+        new = next(found) if valid is None else masked(next(found), valid)
+    return old + new.astype(old.dtype)

@@ -84,6 +84,8 @@ def alias(
             aliased = aliased_operands(op, rules[op.id].data_flow, at, made, dies)
             released.update((v, at - 1) for v in aliased if made[v] < at)
     unallocated = donated | set(aliased_results(region, carries, rules, made, dies))
+    rows = (op for op in region.ops if op.id in dtypes.row_sums)  # written into a carry
+    unallocated |= {r.id for op in rows for r in op.results}
     for at in stored.reads if traits.in_place_elementwise else ():
         if any(dtypes.changed.get(v, 1.0) > 1.0 for v in stored.reads[at]):
             continue  # the storage dtype of an operand is not its type's: sizes do not match

@@ -20,8 +20,10 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
+from partir_search.ir.analysis.accumulators import find_accumulators
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.analysis.reductions import is_zero, zero_values
+from partir_search.ir.analysis.row_sums import find_row_sums
 from partir_search.ir.core import Module, Value, walk_regions
 from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
@@ -53,6 +55,8 @@ class Dtypes:
       softmax_in_one_kernel: by id of a dot's result, True if the dot's kernel computes the softmax
         of the result, False if a second kernel computes and stores the exponentials. Softmaxes of
         values not listed take two kernels.
+      row_sums: by id of a scatter into zeros, id of the addition of the rows to a carry: one
+        kernel, writing rows into the carry (`ir/analysis/row_sums.py`).
     """
 
     names: Sequence[str]
@@ -64,6 +68,7 @@ class Dtypes:
     padded_operands: Set[int]
     wide_forward: Set[int]
     softmax_in_one_kernel: Mapping[int, bool]
+    row_sums: Mapping[int, int]
 
     def __str__(self) -> str:
         rows: list[tuple[object, ...]] = [
@@ -115,7 +120,18 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
         padded_operands=_padded_operands(module, rules, traits),
         wide_forward=wide,
         softmax_in_one_kernel=in_one_kernel,
+        row_sums=_row_sums(module, rules),
     )
+
+
+def _row_sums(module: Module, rules: Sequence[OpRule]) -> dict[int, int]:
+    """Ids of additions of rows to carries, by id of the scatter into zeros."""
+    if not any(op.regions and rules[op.id].data_flow.accumulates for op in module.ops):
+        return {}
+    uses, zeros = def_use(module), zero_values(module, rules)
+    accumulators = find_accumulators(module, rules, uses, zeros)
+    found = find_row_sums(accumulators, rules, uses, zeros)
+    return {each.scatter.id: addition for addition, each in found.items()}
 
 
 def _set_widths(

@@ -107,11 +107,34 @@ def fuse(buffers: Buffers, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaT
             whole, update = (x.id for x in ends if isinstance(x, Value))
             read, written = tuple(v for v in read if v != whole), written and (update,)
         touched[at] = read + written
+    _write_rows_into_carries(region, rules, dtypes, leader, touched)
     inner = {
         at: tuple(fuse(inside, rules, dtypes, traits) for inside in regions)
         for at, regions in buffers.inner.items()
     }
     return Fusions(region, leader, touched, inner)
+
+
+def _write_rows_into_carries(
+    region: Region,
+    rules: Sequence[OpRule],
+    dtypes: Dtypes,
+    leader: dict[int, int],
+    touched: dict[int, tuple[int, ...]],
+) -> None:
+    """Joins scatters into zeros to their additions to carries, in place (`Dtypes.row_sums`)."""
+    position = {op.id: at for at, op in enumerate(region.ops)} if dtypes.row_sums else {}
+    for scatter, addition in dtypes.row_sums.items():
+        at, last = position.get(scatter), position.get(addition)
+        if at not in touched or last not in touched:
+            continue
+        op = region.ops[at]
+        zeros, rows = op.operands[0], op.operands[rules[scatter].update_operand]
+        skipped = {x.id for x in (zeros, *op.results) if isinstance(x, Value)}
+        read = tuple([v for v in touched[at] if v not in skipped])
+        touched[at] = (*read, rows.id) if isinstance(rows, Value) else read
+        if leader[last] == last and [*leader.values()].count(last) == 1:
+            leader[last], touched[last] = leader[at], ()
 
 
 def _leaders(
