@@ -18,6 +18,7 @@ from jax import lax
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
 from partir_search.ir.numbering import number
+from partir_search.ir.origins import Origins
 from partir_search.ir.reading.batched_loops import is_batched, write_out
 from partir_search.ir.reading.counted_loops import Counted, counted_while
 from partir_search.ir.reading.foreign_primitives import Bodies
@@ -166,7 +167,7 @@ class _Reader:
         self.literals: dict[tuple[type, bytes, TensorType], Literal] = {}
         self.scopes: dict[tuple[str, Any], str] = {}
         self.counted: dict[int, Counted | None] = {}  # by id of a `while`
-        self.origins: dict[Any, Any] = {}  # by traceback: large, and shared by equal layers
+        self.origins = Origins()
 
     def type(self, aval: Any) -> TensorType:
         key = getattr(aval, "shape", None), getattr(aval, "dtype", None)
@@ -256,7 +257,8 @@ class _Reader:
         jaxpr, atoms = _callee(eqn)
         args = [self.read(env, atom) for atom in atoms]
         args = laid(self, eqn, ops, args, "in_shardings", prefix)
-        inner, local = self.run(jaxpr, args, ops, self.scope(prefix, eqn))
+        with self.origins.within(eqn):
+            inner, local = self.run(jaxpr, args, ops, self.scope(prefix, eqn))
         made = [self.read(local, atom) for atom in inner.outvars]
         made = laid(self, eqn, ops, made, "out_shardings", prefix)
         env.update(zip(eqn.outvars, made, strict=True))
@@ -306,7 +308,8 @@ class _Reader:
         elif name in REGIONS:
             inner = [eqn.params[key] for key in REGIONS[name]]
             bodies = [j for p in inner for j in (p if isinstance(p, tuple) else (p,))]
-            regions = tuple(self.region_of(j, scope=f"{stem}.")[0] for j in bodies)
+            with self.origins.within(eqn):
+                regions = tuple(self.region_of(j, scope=f"{stem}.")[0] for j in bodies)
         self.backward = outer
         if name == "optimization_barrier":  # each operand passes through in its own tiling
             args = tuple(self.value(v.aval, f"{stem}.arg{i}") for i, v in enumerate(eqn.invars))
@@ -321,7 +324,7 @@ class _Reader:
             results=results,
             params=params,
             regions=regions,
-            origin=self.origins.setdefault(eqn.source_info.traceback, eqn.source_info),
+            origin=self.origins(eqn),
             scope=clean(scope),
             backward=backward,
             handle=eqn.primitive,

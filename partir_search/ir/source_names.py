@@ -35,11 +35,19 @@ def source_line(info: Any) -> str:
     Frames of the standard library, this package and installed packages are skipped: jax's own
     summary names a line of flax or optax for most models.
     """
-    for frame in info.traceback.frames if info.traceback else ():
-        if _is_library(frame.file_name):
-            continue
-        return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-    return str(source_info_util.summarize(info))
+    frame = user_frame(info)
+    if frame is None:
+        return str(source_info_util.summarize(info))
+    return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+
+
+def user_frame(info: Any) -> Any:
+    """Innermost frame in the user's code; None for an equation of a library's jitted function.
+
+    jax traces jitted functions (`jnp.var`, `jax.nn.relu`) once, without the frames of the calls.
+    """
+    frames = info.traceback.frames if info.traceback else ()
+    return next((frame for frame in frames if not _is_library(frame.file_name)), None)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import partir_search as ps
-from tests.support import floats_of
+from tests.support import floats_of, module_of
 
 ROWS = ps.ManualPartition({"x": 0}, axis="batch")
 COLUMNS = ps.ManualPartition({"w": 1}, axis="model")
@@ -36,6 +36,31 @@ def agrees(
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
     return auto.plan(*args)
+
+
+def test_ops_of_libraries_have_the_line_of_their_call() -> None:
+    """Jax traces jitted functions of libraries once, without the frames of their callers, and a
+    primitive's definition has this package's.
+    """
+    scaled = primitive("scaled_sine", lambda x: jnp.sin(x) * 2)
+
+    def normalized(x: Any) -> Any:
+        return jax.nn.relu(x - x.mean(0)) / jnp.sqrt(jnp.var(x, 0) + 1)
+
+    def fn(x: Any, ids: Any) -> Any:
+        def body(carry: Any, row: Any) -> Any:
+            return carry + jnp.take_along_axis(row, ids, 1), jnp.std(
+                scaled.bind(lax.stop_gradient(row))
+            )
+
+        return lax.scan(body, x[:, :2], normalized(x)[None].repeat(2, 0))[0].sum()
+
+    args = jnp.ones((8, 4)), jnp.zeros((8, 2), jnp.int32)
+    made = module_of(lambda x, ids: (fn(x, ids), jax.grad(lambda x: fn(x, ids))(x)), *args)
+    assert len(made.ops) > 30
+    functions = {op.source.split(" ")[-1] for op in made.ops}
+    assert all("test_library_primitives.py" in op.source for op in made.ops)
+    assert len(functions) > 2
 
 
 def counts(plan: Any) -> dict[str, int]:

@@ -63,7 +63,8 @@ class Bodies:
         if (jaxpr := self.body(eqn)) is None:
             return False
         args = [reader.read(env, x) for x in eqn.invars]
-        inner, local = reader.run(jaxpr, args, ops, reader.scope(prefix, eqn))
+        with reader.origins.within(eqn):
+            inner, local = reader.run(jaxpr, args, ops, reader.scope(prefix, eqn))
         results = [reader.read(local, x) for x in inner.outvars]
         env.update(zip(eqn.outvars, results, strict=True))
         return True

@@ -154,7 +154,7 @@ def _inlined(
     """Results of a jaxpr that replaces the equation; its ops get the equation's source."""
     made: list[Op] = []
     inner, local = reader.run(jaxpr, args, made, reader.scope(prefix, eqn))
-    origin = reader.origins.setdefault(eqn.source_info.traceback, eqn.source_info)
+    origin = reader.origins(eqn)
     for op in made:
         op.origin = origin
     ops += made

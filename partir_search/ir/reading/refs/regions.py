@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jax
 
 from partir_search.ir.core import Op, Operand, Region, Value
+from partir_search.ir.origins import Origins
 from partir_search.ir.source_names import source_line
 
 Env = dict[Any, Operand]
@@ -24,7 +25,7 @@ _EFFECTS = frozenset({"ReadEffect", "WriteEffect", "AccumEffect", "InternalMutab
 class Reader(Protocol):
     """Methods of the jaxpr reader used in this file."""
 
-    origins: dict[Any, Any]
+    origins: Origins
 
     def read(self, env: Env, atom: Any) -> Operand: ...
 
