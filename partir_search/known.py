@@ -24,7 +24,7 @@ def known_strategies(
     """Plans every known strategy of a step (data, tensor and sequence parallelism, ZeRO ...).
 
     Args:
-      step: a plain, jitted or partitioned function.
+      step: a plain, jitted or partitioned function; one with static arguments is partitioned.
       mesh: the mesh; devices are not needed.
       *args: arguments of the step, arrays or `jax.ShapeDtypeStruct`s.
       machine: hardware figures or their name; default: the machine of the mesh's devices.
@@ -37,6 +37,9 @@ def known_strategies(
         raise TypeError(
             "known_strategies takes the step first: known_strategies(step, mesh, *args)"
         )
-    plain = step.plain if isinstance(step, AutoPartitioned) else step
-    partitioned = auto_partition(mesh, machine=machine)(plain)
+    known = step if isinstance(step, AutoPartitioned) else None
+    positions, names = known.static if known else ((), ())
+    partitioned = auto_partition(
+        mesh, machine=machine, static_argnums=positions, static_argnames=names
+    )(known.plain if known else step)
     return KnownStrategies(partitioned.known_plans(*args, **kwargs))

@@ -83,10 +83,22 @@ def user_function(fun: Callable[..., Any], static: Marks, donate: Marks) -> User
     elif claimed(fun):
         given, fun = fun, type(fun).__call__
     else:
+        static, donate = _completed(fun, static), _completed(fun, donate)
         return UserFunction(fun, (), static, donate, fronts, jit_options)
-    return UserFunction(
-        fun, (given,), _shifted(static, 1), _shifted(donate, 1), fronts, jit_options
-    )
+    static, donate = (_completed(fun, _shifted(marks, 1)) for marks in (static, donate))
+    return UserFunction(fun, (given,), static, donate, fronts, jit_options)
+
+
+def _completed(fun: Callable[..., Any], marks: Marks) -> Marks:
+    """Marks by position and by name of each marked argument passable in both ways."""
+    try:
+        parameters = enumerate(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # no signature
+        return marks
+    both = [(i, p.name) for i, p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    marked = [(i, name) for i, name in both if i in marks[0] or name in marks[1]]
+    positions, names = zip(*marked, strict=True) if marked else ((), ())
+    return tuple(dict.fromkeys((*marks[0], *positions))), tuple(dict.fromkeys((*marks[1], *names)))
 
 
 class CallSplitter:
@@ -104,9 +116,11 @@ class CallSplitter:
         return split_call(self._fun, args, kwargs, *self._static, names)
 
 
-def without_self(marks: Marks) -> Marks:
-    """Positions after the removal of `self`."""
-    return _shifted((tuple(i for i in marks[0] if i), marks[1]), -1)
+def without_self(fun: Callable[..., Any], marks: Marks) -> Marks:
+    """Marks of the arguments of a bound method, from the marks of `fun`."""
+    own = parameter_names(fun, 1)
+    names = tuple(n for n in marks[1] if n not in own)
+    return _shifted((tuple(i for i in marks[0] if i), names), -1)
 
 
 def takes_self(fun: Callable[..., Any], instance: Any, static: Marks) -> bool:

@@ -85,7 +85,9 @@ class Adapter:
             static = [(f, p.static) for f, p in layers]
             self._made[key] = self._make(static, call, args, kwargs, donated(names, args, kwargs))
         fun, plain, executables = self._made[key]
-        new = dataclasses.replace(call, args=values[:count], kwargs=arrays, statics=())
+        new = dataclasses.replace(
+            call, args=values[:count], kwargs=arrays, statics=(), places=tuple(range(count))
+        )
 
         def finish(returned: Returned, fresh: bool = False) -> Any:
             return rebuilt(layers, names, returned, fresh)
@@ -125,7 +127,7 @@ class Adapter:
         """Builds a function of arrays alone, the function under `jax.jit`, and `Executables`."""
         names = (*call.names, *call.kwargs)
         flags = tuple(n in donated for n in names)
-        places = call.places(args)
+        places = call.places
         given = {k: v for k, v in kwargs.items() if k not in call.kwargs}
         keywords = tuple(call.kwargs)
         fixed = list(args)

@@ -97,7 +97,7 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
             return bound
         if id(instance) not in self._methods:
             method = types.MethodType(self._fun, instance)
-            marks = without_self(self._static), without_self(self._user.donate)
+            marks = (without_self(self._fun, m) for m in (self._static, self._user.donate))
             step = AutoPartitioned(method, self._options, *marks)
             step._user = dataclasses.replace(step._user, fronts=self._user.fronts)
             self._methods[id(instance)] = instance, step
@@ -131,6 +131,11 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
     def _entries(self) -> Mapping[Hashable, Any]:
         """Executables by call signature; their number is that of `jax.jit`'s `_cache_size()`."""
         return self._executables.entries
+
+    @property
+    def static(self) -> Marks:
+        """Positions and names of static arguments."""
+        return self._static
 
     @property
     def plain(self) -> Any:
@@ -236,25 +241,24 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
         form = self._form(args, kwargs)
         other = AutoPartitioned(form.fun, options, form.static, ((), ()))
 
-        def plain(*args: Any, **kwargs: Any) -> Any:
+        def with_statics(fun: Any) -> Any:
+            def run(*dynamic: Any, **named: Any) -> Any:
+                given, every = form.call.filled(form.args, form.kwargs, dynamic, named)
+                return fun(*given, **every)
+
+            return run
+
+        def plain(*dynamic: Any, **named: Any) -> Any:
             with plain_calls():
-                return form.plain(*args, **kwargs)
+                return with_statics(form.plain)(*dynamic, **named)
 
-        def partitioned(*args: Any, **kwargs: Any) -> Any:
-            plan = other.plan(*args, **kwargs)
+        def partitioned(*dynamic: Any, **named: Any) -> Any:
+            plan, step = with_statics(other.plan)(*dynamic, **named), with_statics(other)
             if not plan.module.staged.groups:
-                return other(*args, **kwargs)
+                return step(*dynamic, **named)
+            return plan.staged_call(step, dynamic, named)
 
-            def step(*dynamic: Any, **named: Any) -> Any:
-                given = list(args)
-                for i, x in zip(form.call.places(form.args), dynamic, strict=True):
-                    given[i] = x
-                return other(*given, **{**kwargs, **named})
-
-            dynamic = tuple(args[i] for i in form.call.places(form.args))
-            return plan.staged_call(step, dynamic, {k: kwargs[k] for k in form.call.kwargs})
-
-        return compared(partitioned, plain, concrete(form.args), concrete(form.kwargs))
+        return compared(partitioned, plain, concrete(form.call.args), concrete(form.call.kwargs))
 
     def known_plans(self, *args: Any, **kwargs: Any) -> dict[str, Plan]:
         """Plans of the known strategies (data, tensor and sequence parallelism, ZeRO), by name.
@@ -285,13 +289,9 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
         """Shapes and dtypes of the results, as `jax.jit(f).eval_shape`."""
         form = self._form(args, kwargs)
         form.call.key()  # raises for leaves other than arrays
-        dynamic = {id(a) for a in (*form.call.args, *form.call.kwargs.values())}
-
-        def lift(x: Any) -> Any:
-            return jax.tree.map(abstract, x) if id(x) in dynamic else x
-
-        named = {k: lift(v) for k, v in form.kwargs.items()}
-        return form.finish(form.plain.eval_shape(*map(lift, form.args), **named), fresh=True)
+        shapes, named = jax.tree.map(abstract, (form.call.args, form.call.kwargs))
+        given, every = form.call.filled(form.args, form.kwargs, shapes, named)
+        return form.finish(form.plain.eval_shape(*given, **every), fresh=True)
 
     def clear_cache(self) -> None:
         """Removes all plans, traces and executables."""

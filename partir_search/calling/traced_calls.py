@@ -136,7 +136,7 @@ def _plain_of(form: Form) -> Callable[..., list[Any]]:
     """The plain function as a function of flat leaves."""
     call, plain, kwargs = form.call, form.plain, dict(form.kwargs)
     tree = jax.tree.structure((call.args, call.kwargs))
-    places = call.places(form.args)
+    places = call.places
     bound = [None if i in places else x for i, x in enumerate(form.args)]
     kwargs = {k: v for k, v in kwargs.items() if k not in call.kwargs}
 

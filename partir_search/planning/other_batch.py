@@ -39,7 +39,5 @@ def with_batch(
             shape = (times * batch, *x.shape[1:])
             found[i] = jax.ShapeDtypeStruct(shape, x.dtype, weak_type=x.weak_type)
     dynamic, named = jax.tree.unflatten(call.flat[1], found)
-    positional = list(args)
-    for at, value in zip(call.places(args), dynamic, strict=True):
-        positional[at] = value
-    return dataclasses.replace(call, args=dynamic, kwargs=named), positional, {**kwargs, **named}
+    other = dataclasses.replace(call, args=dynamic, kwargs=named)
+    return other, *call.filled(args, kwargs, dynamic, named)

@@ -36,12 +36,14 @@ class Call:
       kwargs: dynamic keyword arguments.
       names: parameter name of each dynamic positional argument.
       statics: (name, value) of static arguments, for the cache key.
+      places: position of each dynamic positional argument among all positional arguments.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     names: tuple[str, ...]
     statics: tuple[tuple[str, Any], ...]
+    places: tuple[int, ...]
 
     @functools.cached_property
     def flat(self) -> tuple[list[Any], Any]:
@@ -75,13 +77,14 @@ class Call:
     def _plan_key(self) -> Hashable:
         return self.program_key(), tuple([leaf_key(x)[:2] for x in self.leaves()])
 
-    def places(self, args: Sequence[Any]) -> list[int]:
-        """Positions of the dynamic arguments among all positional arguments."""
-        places: list[int] = []
-        for i, given in enumerate(args):
-            if len(places) < len(self.args) and given is self.args[len(places)]:
-                places.append(i)
-        return places
+    def filled(
+        self, args: Sequence[Any], kwargs: dict[str, Any], dynamic: Sequence[Any], named: Any
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """All arguments (args, kwargs) of the call, with new dynamic ones."""
+        positional = list(args)
+        for at, x in zip(self.places, dynamic, strict=True):
+            positional[at] = x
+        return positional, {**kwargs, **named}
 
     def paths(self) -> tuple[str, ...]:
         """Paths of the leaves, ``state/params/w``."""
@@ -125,6 +128,7 @@ def split_call(
         {k: v for k, v in kwargs.items() if k not in static_kw},
         tuple(n for i, n in enumerate(names) if i not in static),
         tuple(statics),
+        tuple(i for i in range(len(args)) if i not in static),
     )
 
 
@@ -273,12 +277,9 @@ def _trace(jitted: Any, call: Call, args: Sequence[Any], kwargs: dict[str, Any])
         shapes = {id(x): x if isinstance(x, SCALARS) else abstract(x) for x in leaves}
     except NotAnArray as error:
         raise error.at(call.paths(), leaves) from None
-    dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
-
-    def lift(x: Any) -> Any:
-        return jax.tree.map(lambda leaf: shapes[id(leaf)], x) if id(x) in dynamic else x
-
-    traced = jitted.trace(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()})
+    lifted = jax.tree.map(lambda leaf: shapes[id(leaf)], (call.args, call.kwargs))
+    given, named = call.filled(args, kwargs, *lifted)
+    traced = jitted.trace(*given, **named)
     if traced.in_tree != in_tree:
         raise ValueError(
             "the jitted function has static arguments that auto_partition was not told of;"
@@ -297,15 +298,12 @@ def own_shardings(
     """
     leaves = jax.tree.leaves((call.args, call.kwargs))
     arrays = [x for x in leaves if not isinstance(x, SCALARS)]
-    dynamic = {id(a) for a in (*call.args, *call.kwargs.values())}
 
     def run(*inner: Any) -> Any:
         known = {id(x): x for x in leaves} | dict(zip(map(id, arrays), inner, strict=True))
-
-        def lift(x: Any) -> Any:
-            return jax.tree.map(lambda leaf: known[id(leaf)], x) if id(x) in dynamic else x
-
-        return jitted(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()})
+        lifted = jax.tree.map(lambda leaf: known[id(leaf)], (call.args, call.kwargs))
+        given, named = call.filled(args, kwargs, *lifted)
+        return jitted(*given, **named)
 
     try:
         types = [abstract(x) for x in arrays]

@@ -12,6 +12,7 @@ import optax
 import pytest
 from flax import nnx
 
+import partir_search as ps
 from tests.reported.front_ends import OPTIMIZER, data, partition, same
 
 pytestmark = pytest.mark.devices
@@ -77,6 +78,65 @@ def test_methods(mesh: Any) -> None:
     same(module.w[...], want)
     partition(mesh)(module.method)(x)
     same(module.w[...], linear_step(want, x))
+
+
+def test_positions_mark_keyword_arguments(mesh: Any) -> None:
+    """As in jax.jit, also of methods that close over their object and of nnx steps."""
+    x, _ = data()
+
+    class Holder:
+        def step(self, w: Any, kind: str, *, x: Any) -> Any:
+            return w * 2 if kind == "double" else linear_step(w, x)
+
+        marked = partition(mesh, static_argnums=2, donate_argnums=(0, 1))(step)
+
+    def nnx_step(module: nnx.Module, x: Any, kind: str) -> Any:
+        return module.scale[...] * x if kind == "double" else x
+
+    step = functools.partial(partition(mesh, static_argnums=1, donate_argnums=0), Holder().step)
+    for run in (step(), Holder().marked):
+        for kind in ("double", "line"):
+            w = jnp.ones((8, 8))
+            want = Holder().step(w, kind, x=x)
+            placed = jax.device_put(w, run.plan(w=w, kind=kind, x=x).in_shardings[1]["w"])
+            same(run(w=placed, kind=kind, x=x), want)
+            assert placed.is_deleted()
+    module = nnx.Module()
+    module.scale = nnx.Param(jnp.full((8,), 3.0))
+    named = partition(mesh, static_argnums=2, donate_argnums=1)(nnx_step)
+    same(named(module, x=jnp.ones((8, 8)), kind="double"), 3 * jnp.ones((8, 8)))
+    assert named.plan(module, x=x, kind="line").module.donated == {1}
+
+
+def test_static_arguments_everywhere(mesh: Any) -> None:
+    """Of a check, of known strategies, and equal to a dynamic argument: `3` is one object."""
+
+    def step(w: Any, kind: str, times: int, rate: Any, x: Any) -> Any:
+        assert isinstance(times, int)
+        return w * times + rate if kind == "fast" else linear_step(w, x)
+
+    def nnx_step(module: nnx.Module, times: int, rate: Any, x: Any) -> Any:
+        assert isinstance(times, int)
+        module.scale[...] = module.scale[...] * times + rate
+        return module.scale[...] * x
+
+    x, _ = data()
+    w = jnp.ones((8, 8))
+    plain = partition(mesh, static_argnums=1, static_argnames="times")(step)
+    for kind in ("fast", "line"):
+        assert plain.check(w, kind, 3, 3, x).ok
+        assert plain.plan(w, kind, 3, 3, x).check(plain, w, kind, 3, 3, x).ok
+        assert plain.check(w, kind, times=3, rate=3, x=x).ok
+    known = ps.known_strategies(plain, mesh, w, "line", 3, 3, x, machine="tpu_v5e")
+    assert "BP(batch)" in known
+    with pytest.warns(UserWarning, match="is not partitioned where it is called under jax.vmap"):
+        same(jax.vmap(lambda w: plain(w, "fast", 3, 3, x))(w[None])[0], w * 3 + 3)
+    assert plain.eval_shape(w, "fast", 3, 3, x).shape == (8, 8)
+    module = nnx.Module()
+    module.scale = nnx.Param(jnp.ones((8,)))
+    with_module = partition(mesh, static_argnames="times")(nnx_step)
+    assert with_module.check(module, 3, 3, x).ok
+    same(with_module(module, 3, 3, x), 6 * x)
 
 
 def test_partials_and_objects(mesh: Any) -> None:
