@@ -24,6 +24,8 @@ def check_options(options: Options, saved: PlanSpec) -> Options:
         skewed_state=False,
         on_overflow="warn",
         shardings_like=None,
+        in_shardings=None,  # `saved` has them
+        out_shardings=None,
         cache=None,
         dump_dir=None,
     )

@@ -126,8 +126,15 @@ def known_plan(planner: Planner, fixed: Sequence[Action] = ()) -> Planned:
     return planner.finish(state, actions)
 
 
-def known_actions(planner: Planner) -> Iterator[tuple[str, list[Action]]]:
-    """(name, actions) of the known strategies on all axes, on the unfolded program."""
-    known = KnownMoves(planner)
+def known_actions(
+    planner: Planner, fixed: Sequence[Action] = ()
+) -> Iterator[tuple[str, list[Action]]]:
+    """(name, actions) of the known strategies on all axes, on the unfolded program.
+
+    Args:
+      fixed: the user's shardings, applied first.
+    """
+    _, before = begin(planner.graph, planner.mesh, planner.memo, fixed, ())
+    known = KnownMoves(planner, before=before)
     for name in known.costs:
-        yield name, known.actions(name, State(planner.graph, planner.mesh, memo=planner.memo))
+        yield name, known.planned_actions(name)

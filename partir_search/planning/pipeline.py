@@ -96,11 +96,13 @@ class PlanPipeline:
         stages = self.stage_planner(call, traced)
         plain = first_stage(traced, self._options.shape)
         stage = stages.aligned(layer_forms(plain, self._options.scan_layers is True)[0])
+        fixed = stages.fixed(stage.module)
+        stage = dataclasses.replace(stage, module=without_ties(stage.module, fixed))
         planner = stages.planner(stage.module)
         limit = planner.memory_limit
         return {
             name: self.plan(traced, (stage, planner.replay(actions)), limit, stages.planner)
-            for name, actions in known_actions(planner)
+            for name, actions in known_actions(planner, fixed)
         }
 
     # One call ----------------------------------------------------------------------------------
@@ -225,8 +227,9 @@ class PlanPipeline:
         """Plan of one form of a program; None if none is faster than `rival` seconds."""
         o = self._options
         stages = self.stage_planner(call, traced)
-        actions = spec.actions if spec else stages.fixed(stage.module)
-        stage = dataclasses.replace(stage, module=without_ties(stage.module, actions))
+        given = spec.actions if spec else ()
+        own = without_ties(stage.module, [*given, *stages.fixed(stage.module)])
+        stage = dataclasses.replace(stage, module=own)
         planner = stages.planner(stage.module)
         warn_opaque(planner)
         warn_of_constraints(stage.module, self.mesh(stage.module), o.mesh)

@@ -40,7 +40,7 @@ from partir_search.planning.strategy_costs import StrategyCosts
 from partir_search.planning.tactics import AutomaticPartition, Tactic
 from partir_search.planning.unfold import apply_to_fold, marks_of, project_to_fold
 from partir_search.propagation.actions import Action
-from partir_search.propagation.apply import apply_compatible
+from partir_search.propagation.apply import apply_compatible, replay
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.memo import PropagationMemo
 from partir_search.propagation.state import State
@@ -174,12 +174,10 @@ class Planner:
             actions += choose_modes(state, self.graph.rules, self._scored)
         return self.finish(state, actions, reports)
 
-    def replay(self, actions: Sequence[Action]) -> Planned:
-        """Applies the actions of a plan."""
+    def replay(self, actions: Sequence[Action], fixed: Sequence[Action] = ()) -> Planned:
+        """Applies the actions of a plan, then the user's shardings `fixed`."""
         state = State(self.graph, self.mesh)
-        for action in actions:
-            action.apply(state)
-        return self.finish(state, list(actions), [])
+        return self.finish(state, replay(state, actions, fixed))
 
     def replay_compatible(
         self, actions: Sequence[Action]

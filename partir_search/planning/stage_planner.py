@@ -58,7 +58,7 @@ class StagePlanner:
         """Replays a plan of the same program, with its rewrites."""
         stage = self.padded(self.stacked(stage, spec.rewrites.stacks), spec.rewrites.padding)
         stage = rematerialized(stage, spec.rewrites.remat)
-        return stage, _replay(self.planner(stage.module), spec)
+        return stage, _replay(self.planner(stage.module), spec, self.fixed(stage.module))
 
     def replayed_changed(self, stage: Stage, spec: PlanSpec, changed: str) -> StagePlan:
         """Replays the compatible actions of a plan on a changed program; warns about the rest.
@@ -68,7 +68,9 @@ class StagePlanner:
           spec: the plan.
           changed: text of the differences between both programs.
         """
-        planned, dropped = self.planner(stage.module).replay_compatible(spec.actions)
+        fixed = self.fixed(stage.module)
+        actions = [*fixed, *(a for a in spec.actions if a not in fixed)]
+        planned, dropped = self.planner(stage.module).replay_compatible(actions)
         warn_changed(changed, dropped)
         return stage, planned
 
@@ -317,9 +319,10 @@ def _default(options: Options) -> list[Tactic]:
     return [] if options.shardings_like else [AutomaticPartition()]
 
 
-def _replay(planner: Planner, spec: PlanSpec) -> Planned:
+def _replay(planner: Planner, spec: PlanSpec, fixed: Sequence[Action]) -> Planned:
+    """Applies the actions of a plan, then the user's shardings `fixed`."""
     try:
-        replayed = planner.replay(spec.actions)
+        replayed = planner.replay(spec.actions, fixed)
     except ValueError as error:
         if spec.mesh.user == planner.mesh.user:
             raise

@@ -44,6 +44,35 @@ def apply_fixed(state: State, actions: Sequence[Action]) -> list[Action]:
     Raises:
       IllegalAction: two shardings contradict each other.
     """
+    return _apply_each(
+        state,
+        actions,
+        "another fixed sharding (in_shardings, out_shardings, a constraint, a plan that is"
+        " followed) has it otherwise; an argument and the result that replaces it are one value and"
+        " need one sharding",
+    )
+
+
+def replay(state: State, actions: Sequence[Action], fixed: Sequence[Action]) -> list[Action]:
+    """Applies the actions of a plan, then the user's shardings missing in the plan.
+
+    Returns:
+      All actions with an effect.
+
+    Raises:
+      IllegalAction: an action is illegal, or the plan contradicts a sharding.
+    """
+    apply_all(state, actions)
+    lacking = [a for a in fixed if a not in actions]
+    contradicts = (
+        "the plan to replay has it otherwise than in_shardings, out_shardings or a constraint; plan"
+        " again with schedule=None, or leave the sharding to the plan"
+    )
+    return [*actions, *_apply_each(state, lacking, contradicts)]
+
+
+def _apply_each(state: State, actions: Sequence[Action], contradicts: str) -> list[Action]:
+    """Applies the actions without effect so far; an error says `contradicts` of a decided value."""
     # `also` silently skips decided values; once more per value, for the error.
     singles = [one for action in actions for one in action.single()]
     played: list[Action] = []
@@ -55,9 +84,5 @@ def apply_fixed(state: State, actions: Sequence[Action]) -> list[Action]:
     except IllegalAction as error:
         if not error.claim:  # orders of axes, or dims that do not divide
             raise
-        raise IllegalAction(
-            f"{error.claim}: another fixed sharding (in_shardings, out_shardings, a constraint, a"
-            " plan that is followed) has it otherwise; an argument and the result that replaces it"
-            " are one value and need one sharding"
-        ) from error
+        raise IllegalAction(f"{error.claim}: {contradicts}") from error
     return played
