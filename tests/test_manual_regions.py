@@ -93,3 +93,11 @@ def test_other_devices_are_refused() -> None:
         ValueError, match=r"test_manual_regions\.py.* another number of devices.*batch:2, model:2"
     ):
         step.plan(jnp.ones((4, 8)), jnp.ones((8, 8)))
+
+
+def test_meshes_that_a_region_refuses_are_no_remedies() -> None:
+    inner = region(check_vma=True)
+    goals = [ps.Fit(100), ps.Fastest()]
+    step = ps.auto_partition(auto_mesh(), machine="cpu", goals=goals, episodes=1)(inner)
+    with pytest.raises(ps.DoesNotFit, match="no mesh of up to 64 times the devices fits either"):
+        step(jnp.ones((4, 8)), jnp.ones((8, 8)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -64,7 +65,9 @@ def _more_devices(planner: Planner, mesh: MeshShape, limit: float) -> Remedy | N
             larger = MeshShape(mesh.names, sizes)
             if planner.model.least_peak(larger.devices) > limit:
                 continue
-            cost = _tightest(planner.on_mesh(larger), limit)
+            cost = None
+            with contextlib.suppress(ValueError):  # of a shard_map or a fixed sharding on this mesh
+                cost = _tightest(planner.on_mesh(larger), limit)
             if cost is not None:
                 what = f"{larger.devices} devices instead of {mesh.devices} (mesh<{larger}>)"
                 return Remedy(what, cost.peak_bytes, cost.seconds)

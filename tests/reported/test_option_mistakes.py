@@ -228,6 +228,9 @@ def test_meshes() -> None:
         ps.auto_partition(machine="cpu")
     with says("the mesh has no axes"):
         ps.auto_partition(AbstractMesh((), ()))
+    for name in ("", "data+fsdp", "data~r", "data,fsdp"):
+        with says(f"mesh axis {name!r}: a name is not empty and has none of + , ~, which join"):
+            ps.auto_partition(AbstractMesh((4, 2), ("model", name)), machine="cpu")
     with jax.sharding.use_abstract_mesh(MESH):
         made = ps.auto_partition(machine="cpu", schedule=manual(0))(step).plan(STATE, rows())
     assert made.mesh_shape.names == ("batch", "model")

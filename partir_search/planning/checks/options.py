@@ -21,6 +21,7 @@ from partir_search.planning.checks.schedule import check_tactics, known_axis
 from partir_search.planning.options import Options
 from partir_search.planning.tactics import TACTICS
 
+JOINING = "+,~"  # several axes in a Tile, in a list of collectives, and a diagonal
 EXAMPLE = 'jax.make_mesh((2, 4), ("batch", "model"))'
 
 
@@ -29,7 +30,7 @@ def mesh_of(mesh: Any) -> Mesh | AbstractMesh:
 
     Raises:
       TypeError: the value is no mesh, or None without `jax.set_mesh`.
-      ValueError: the mesh has no axes.
+      ValueError: the mesh has no axes, or an axis name with a separator of axis names.
     """
     found = _context_mesh() if mesh is None else mesh
     if found is None:
@@ -50,6 +51,13 @@ def mesh_of(mesh: Any) -> Mesh | AbstractMesh:
         )
     if not found.axis_names:
         raise ValueError(f"the mesh has no axes; make one with {EXAMPLE}")
+    for name in found.axis_names:
+        if isinstance(name, str) and (not name or set(name) & set(JOINING)):
+            raise ValueError(
+                f"mesh axis {name!r}: a name is not empty and has none of {' '.join(JOINING)},"
+                " which join names of axes in plans ('batch+model'); rename the axis in"
+                " jax.make_mesh"
+            )
     return found
 
 
