@@ -35,7 +35,7 @@ def values_outside(module: Module, rule: Callable[[Op], OpRule]) -> Mapping[int,
             if not stacked:
                 returned.setdefault(result, []).append(op.regions[region].results[place])
         for result, made in returned.items():
-            sources = {outer.get(x) for x in made}
+            sources = {outer.get(x) if isinstance(x, Value) else None for x in made}
             source = sources.pop()
             if source is not None and not sources:
                 found[op.results[result].id] = source
