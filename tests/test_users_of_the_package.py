@@ -6,7 +6,7 @@ from tests.test_layers import ROOT, imports
 
 # They measure the engine, not the package, or fit it.
 INSIDERS = (
-    *("calibrate.py", "judge.py"),
+    *("calibrate.py", "compiled_pipelines.py", "judge.py"),
     *("search_ablation.py", "search_quality.py", "small_programs.py"),
     *("confirm.py", "hand_written.py", "matrix_optimizers.py", "truth.py"),  # by the judge
     *(
