@@ -92,19 +92,15 @@ class _Small:
         )
         every = np.array([*model.pairs], dtype=np.int64).reshape(-1, 2)
         inside: Bools = np.all(small[every], axis=1)
-        self._outside: dict[Pair, Floats] = {
-            pair: table
-            for (pair, table), known in zip(model.pairs.items(), inside.tolist(), strict=True)
-            if not known
-        }
+        tables, self._outside = list[Floats](), dict[Pair, Floats]()
+        for (pair, table), known in zip(model.pairs.items(), inside.tolist(), strict=True):
+            if known:
+                tables.append(table)
+            else:
+                self._outside[pair] = table
         self.free: Bools = small.copy()
         self.free[every[~inside]] = False
         self.ends = every[inside]
-        tables = [
-            table
-            for table, known in zip(model.pairs.values(), inside.tolist(), strict=True)
-            if known
-        ]
         self.tables: Floats = np.zeros((len(tables), MOST_LABELS, MOST_LABELS))
         rows, columns = self._sizes[self.ends].T
         numbers, cells = _places(np.arange(len(tables)), rows * columns)
@@ -180,30 +176,40 @@ class _Small:
         Args:
           pairs: [k, neighbours] free places for pairs of neighbours.
         """
-        least, degree = batch.costs.min(axis=1), batch.scopes.shape[1]
-        width = batch.costs.shape[1]
+        least, degree, width = batch.costs.min(axis=1), batch.scopes.shape[1], batch.costs.shape[1]
         if degree == 0:
             self._constant += float(least.sum())
         elif degree == 1:
             neighbours, _, sums = _summed(batch.scopes[:, 0], least)
             self.unary[neighbours, :width] += sums
         else:
-            low, high = np.sort(batch.scopes, axis=1).T
             crossed = batch.scopes[:, 0] > batch.scopes[:, 1]
-            least = np.where(crossed[:, None, None], least.transpose(0, 2, 1), least)
-            n = len(self._sizes)
-            keys, members, sums = _summed(low * n + high, least)
-            left = np.flatnonzero(self.left)
-            known = self.ends[left, 0] * n + self.ends[left, 1]
-            order = np.argsort(known)
-            at = np.minimum(np.searchsorted(known, keys, sorter=order), len(known) - 1)
-            old = known[order[at]] == keys if len(known) else np.zeros(len(keys), dtype=np.bool_)
-            new = pairs[members, 0]
-            slots = np.where(old, left[order[at]], new) if len(known) else new
-            self.tables[slots[~old]] = 0.0
-            self.tables[slots, :width, :width] += sums
-            self.ends[slots] = np.stack([keys // n, keys % n], axis=1)
-            self.left[slots] = True
+            tables = np.where(crossed[:, None, None], least.transpose(0, 2, 1), least)
+            numbers, members, sums = _summed(self._numbers(np.sort(batch.scopes, axis=1)), tables)
+            at = self._places_of(numbers, pairs[members, 0])
+            self.tables[at, :width, :width] += sums
+
+    def _numbers(self, ends: Ints) -> Ints:
+        """A number for each pair of variables."""
+        found: Ints = ends[:, 0] * len(self._sizes) + ends[:, 1]
+        return found
+
+    def _places_of(self, numbers: Ints, free: Ints) -> Ints:
+        """Places of pairs by number; pairs without a place get a free one, and zeros.
+
+        Args:
+          numbers: distinct, of `_numbers`.
+          free: [pairs] a place for each.
+        """
+        left = np.flatnonzero(self.left)
+        known = self._numbers(self.ends[left])
+        _, old, at = np.intersect1d(numbers, known, assume_unique=True, return_indices=True)
+        found, new = free.copy(), np.ones(len(numbers), dtype=np.bool_)
+        found[old], new[old] = left[at], False
+        added = found[new]
+        self.tables[added], self.left[added] = 0.0, True
+        self.ends[added] = np.stack(np.divmod(numbers[new], len(self._sizes)), axis=1)
+        return found
 
     def rest(self) -> PairwiseModel:
         """Model of the variables left."""
