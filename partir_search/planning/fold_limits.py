@@ -120,7 +120,7 @@ def choose_assigned(
     assigned: Callable[[Path], Cost],
     unfold: Callable[[Path], tuple[Cost, Found]],
 ) -> tuple[Cost, Found]:
-    """`choose_within` with the best answer unfolded alone, if no other does better.
+    """`choose_within` with the best answer unfolded alone, if the cost is that assigned.
 
     Args:
       assigned: function from an answer to the whole cost of the tiles and loops on the fold, before
@@ -133,7 +133,7 @@ def choose_assigned(
 
     folded, (path, wanted) = choose_within(game, paths, result, exact, alone, trust_ranks=True)
     cost, found = unfold(path)
-    if cost.seconds <= wanted.seconds and cost.peak_bytes <= wanted.peak_bytes:
+    if cost == wanted:
         return folded, found
     return choose_within(game, paths, result, exact, unfold, trust_ranks=True)
 

@@ -39,7 +39,8 @@ class Lifter:
         self.classes, self.nodes = _classes(folded, fold, graph), _nodes(folded, fold, graph)
         self.known, self.known_ops = self.classes >= 0, graph.op_nodes & (self.nodes >= 0)
         self.members, self.own = FoldMembers(folded, fold, graph), OwnMembers(graph)
-        self.covers = bool(self.known.all())  # every class of the program is a class of the fold
+        # Every class and every op with loops of its own is one of the fold.
+        self.covers = bool(self.known.all()) and not bool(np.any(graph.op_nodes & ~self.known_ops))
 
     @contextlib.contextmanager
     def assigned(self, game: PlanningGame, path: Sequence[Move], state: State) -> Iterator[None]:
