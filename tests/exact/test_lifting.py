@@ -137,6 +137,7 @@ def test_answers_keep_their_tiles_where_one_layer_differs() -> None:
     """The first layer has no gradient of an operand: five of six layers are one of the fold."""
     planner = recomputed_layers()
     models, game = planner.game(planner.names)
+    assert not models.lifter.covers  # the fold lacks an op with loops of its own
     (first, *_) = exact_moves(game, [("the plain step", ())]).moves
     folded = game.costed([first])[1]
     _, _, whole = planner.lifted(models, game, [first], State(planner.graph, planner.mesh))
