@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 from partir_search.ir.core import Literal, Module, Op, Value
 from partir_search.ir.rule import OpRule
@@ -28,8 +28,13 @@ class ReductionSite:
 
 def zero_values(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
     """Ids of values known to be zero: results of ops linear in zeros."""
+    return zeros_made(zip(module.ops, rules, strict=True))
+
+
+def zeros_made(ops: Iterable[tuple[Op, OpRule]]) -> frozenset[int]:
+    """Ids of results known to be zero, of ops in order and their rules."""
     zeros: set[int] = set()
-    for op, rule in zip(module.ops, rules, strict=True):
+    for op, rule in ops:
         if op.regions:
             continue
         for group in rule.linear:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from partir_search.ir.analysis.reductions import zeros_made
 from partir_search.ir.analysis.row_sums import adds_to_zeros
-from partir_search.ir.core import Literal, Op, Operand, Region, Value
+from partir_search.ir.core import Op, Operand, Region, Value
 from partir_search.ir.data_flow import Emit
 from partir_search.ir.interpreter import run_whole
 from partir_search.ir.role import Role
@@ -45,21 +47,16 @@ class BodyValues:
         op = self._op_of(x)
         if op is None or role_of(op) is not Role.SCATTER:
             return None
-        first = op.operands[0]
-        zeros = {first.id} if self._is_zero(first) and isinstance(first, Value) else set[int]()
-        return op if adds_to_zeros(op, self._table(op), zeros) else None
+        return op if adds_to_zeros(op, self._table(op), self._zeros) else None
 
     def rows_of(self, op: Op) -> Operand:
         """Rows added by an op of `rows_added`."""
         return op.operands[self._table(op).update_operand]
 
-    def _is_zero(self, x: Operand) -> bool:
-        """True for a literal zero, and for results of ops linear in zeros."""
-        if isinstance(x, Literal):
-            return x.is_zero()
-        op = self._op_of(x)
-        groups = () if op is None or op.regions else self._table(op).linear
-        return op is not None and any(all(self._is_zero(op.operands[i]) for i in g) for g in groups)
+    @functools.cached_property
+    def _zeros(self) -> frozenset[int]:
+        """Ids of values of the region known to be zero."""
+        return zeros_made((op, self._table(op)) for op in self._ops if not op.regions)
 
     def _op_of(self, x: Operand) -> Op | None:
         at = self._maker.get(x) if isinstance(x, Value) else None

@@ -151,7 +151,7 @@ def _struct(atom: Any) -> jax.ShapeDtypeStruct:
 def _inlined(
     reader: Reader, eqn: Any, jaxpr: Any, args: list[Operand], ops: list[Op], prefix: str
 ) -> list[Operand]:
-    """Results of a jaxpr that replaces the equation; its ops get the equation's source."""
+    """Results of a jaxpr inlined in place of an equation, with the equation's source on all ops."""
     made: list[Op] = []
     inner, local = reader.run(jaxpr, args, made, reader.scope(prefix, eqn))
     origin = reader.origins(eqn)
