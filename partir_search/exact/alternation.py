@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from partir_search.exact.arrays import Ints
 from partir_search.exact.elimination import minimum_within
-from partir_search.exact.pairwise import Ints, Labelling, PairwiseModel, lift_labelling
+from partir_search.exact.pairwise import Labelling, PairwiseModel, lift_labelling
+from partir_search.exact.terms import Subset
 
 Blocks = Sequence[Sequence[Ints]]
 """By block and variable, a group number per label; one turn chooses within the current groups.
@@ -155,9 +157,7 @@ def improve(
     model: PairwiseModel, labels: Ints, kept: Sequence[Ints], max_entries: int
 ) -> Labelling:
     """Labelling of least energy by a model of the labels `kept`; `labels` if none is better."""
-    at = np.array(
-        [k.searchsorted(x) for k, x in zip(kept, labels.tolist(), strict=True)], dtype=np.int64
-    )
+    at = Subset.of(kept).positions(labels)
     start = Labelling(model.energy(at), at)
     found = minimum_within(model, start, max_entries)
     if found.energy >= start.energy - 1e-12 * abs(start.energy):

@@ -16,14 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from partir_search.exact.pairwise import (
-    Floats,
-    Ints,
-    Labelling,
-    PairwiseModel,
-    adjacency,
-    lift_labelling,
-)
+from partir_search.exact.arrays import Floats, Ints
+from partir_search.exact.pairwise import Labelling, PairwiseModel, adjacency, lift_labelling
 from partir_search.exact.small_variables import eliminate_small
 
 LARGE = 1 << 16  # entries of a sum that is made row by row

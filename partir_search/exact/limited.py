@@ -13,16 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from partir_search.exact.arrays import Floats, Ints
 from partir_search.exact.elimination import minimum_within
 from partir_search.exact.multipliers import Multipliers, best_multipliers
-from partir_search.exact.pairwise import (
-    Floats,
-    Ints,
-    Labelling,
-    PairwiseModel,
-    lift_labelling,
-)
+from partir_search.exact.pairwise import Labelling, PairwiseModel, lift_labelling
 from partir_search.exact.repair import Changes, changed_singly
+from partir_search.exact.terms import Subset
 
 MAX_POINTS = 10  # labellings found by elimination for one set of limits
 GAP = 1e-5  # of the dual, relative to the cost, at which cutting planes end
@@ -79,7 +75,7 @@ class LimitedBlock:
           max_entries: limit of a table of exact elimination.
         """
         self._kept, self._model, self._max_entries = kept, model, max_entries
-        start = np.array([np.searchsorted(k, x) for k, x in zip(self._kept, labels, strict=True)])
+        start = Subset.of(kept).positions(labels)
         self._limits: list[_Limit] = []
         self._points = [start]
         self._known = {start.tobytes()}

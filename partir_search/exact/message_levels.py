@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partir_search.exact.pairwise import Bools, Floats, Ints
+from partir_search.exact.arrays import Bools, Floats, Ints
 
 TOGETHER = 1 << 15  # entries of tables whose messages are computed at once, at most
 PADDED = 0.75  # of the labels of a variable: others with at least this share are padded

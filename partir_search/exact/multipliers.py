@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from partir_search.exact.pairwise import Floats, Ints
+from partir_search.exact.arrays import Floats, Ints
 
 TOLERANCE = 1e-12  # of reduced costs, relative to the largest cost
 MAX_PIVOTS = 500

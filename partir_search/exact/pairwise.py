@@ -13,12 +13,10 @@ import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Pair = tuple[int, int]
+from partir_search.exact.arrays import Floats, Ints, Pair
+from partir_search.exact.ragged import Ragged, lengths_of
+from partir_search.exact.terms import PairTables, Subset, Terms, summed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class PairwiseModel:
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
         """[n] numbers of labels."""
-        return tuple(map(len, self.unary))
+        return tuple(lengths_of(self.unary).tolist())
 
     @functools.cached_property
     def neighbours(self) -> Sequence[Sequence[tuple[int, Floats]]]:
@@ -69,11 +67,22 @@ class PairwiseModel:
             found[v].append((u, table.T))
         return found
 
+    @functools.cached_property
+    def terms(self) -> tuple[Terms, Terms]:
+        """Costs of single variables, and of pairs, without the constant."""
+        pairs = PairTables.of(self.pairs, self.sizes)
+        return Terms.single(Ragged.of(self.unary)), pairs.terms
+
+    @classmethod
+    def of_terms(
+        cls, sizes: Sequence[int], parts: Sequence[Terms], constant: float
+    ) -> PairwiseModel:
+        """Model of a sum of terms over variables with `sizes` labels."""
+        return cls(*summed(sizes, parts), constant)
+
     def energy(self, labels: Ints) -> float:
         """Cost of a labelling."""
-        total = sum(float(costs[x]) for costs, x in zip(self.unary, labels, strict=True))
-        total += sum(float(table[labels[u], labels[v]]) for (u, v), table in self.pairs.items())
-        return self.constant + total
+        return self.constant + sum(part.energy(labels, self.sizes) for part in self.terms)
 
     def restricted(self, kept: Sequence[Ints]) -> PairwiseModel:
         """Model of a subset of the labels.
@@ -83,17 +92,9 @@ class PairwiseModel:
         Args:
           kept: [n] arrays of label indices. Labels of the result are positions in these arrays.
         """
-        unary = [costs[k] for costs, k in zip(self.unary, kept, strict=True)]
-        pairs: dict[Pair, Floats] = {}
-        for (u, v), table in self.pairs.items():
-            rows, columns = kept[u], kept[v]
-            if len(rows) == 1:
-                unary[v] += table[rows[0], columns]
-            elif len(columns) == 1:
-                unary[u] += table[rows, columns[0]]
-            else:
-                pairs[u, v] = table[rows[:, None], columns]
-        return PairwiseModel(unary, pairs, self.constant)
+        some = Subset.of(kept)
+        parts = [part.at_labels(some, self.sizes) for part in self.terms]
+        return self.of_terms([*map(len, kept)], parts, self.constant)
 
     def plus(self, other: PairwiseModel, factor: float) -> PairwiseModel:
         """Sum with a multiple of a model over the same variables and labels."""
@@ -115,7 +116,7 @@ class ModelBuilder:
     """Sum of tables that becomes a pairwise model.
 
     Attributes:
-      unary / pairs / constant: tables so far, as in `PairwiseModel`; changed in place.
+      unary / pairs / constant: tables so far, as in `PairwiseModel`.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -123,14 +124,6 @@ class ModelBuilder:
         self.unary: list[Floats] = [np.zeros(size) for size in sizes]
         self.pairs: dict[Pair, Floats] = {}
         self.constant = 0.0
-
-    @classmethod
-    def of(cls, model: PairwiseModel) -> ModelBuilder:
-        """Sum that begins with a model's tables, changed in place."""
-        found = cls(())
-        found.unary, found.pairs = [*model.unary], {**model.pairs}
-        found.constant = model.constant
-        return found
 
     def new_variable(self, size: int) -> int:
         """Number of one more variable, with `size` labels at no cost."""
@@ -157,7 +150,8 @@ class ModelBuilder:
 
     def model(self) -> PairwiseModel:
         """Model of all tables added."""
-        return PairwiseModel(self.unary, self.pairs, self.constant)
+        unary, sizes = Ragged.of(self.unary), [*map(len, self.unary)]
+        return PairwiseModel(unary, PairTables.of(self.pairs, sizes), self.constant)
 
 
 def lift_labelling(found: Labelling, kept: Sequence[Ints]) -> Labelling:

@@ -12,15 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from partir_search.exact.arrays import Floats, Ints, Pair
 from partir_search.exact.elimination import eliminate, elimination_order
-from partir_search.exact.pairwise import (
-    Floats,
-    Ints,
-    Labelling,
-    Pair,
-    PairwiseModel,
-    lift_labelling,
-)
+from partir_search.exact.pairwise import Labelling, PairwiseModel, lift_labelling
 from partir_search.exact.reduction import reduce
 from partir_search.exact.tree_bound import TreeBound
 

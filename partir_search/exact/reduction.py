@@ -13,14 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.exact.pairwise import (
-    Floats,
-    Ints,
-    Labelling,
-    ModelBuilder,
-    PairwiseModel,
-    adjacency,
-)
+from partir_search.exact.arrays import Floats, Ints
+from partir_search.exact.pairwise import Labelling, ModelBuilder, PairwiseModel, adjacency
 
 MAX_ENTRIES = 1 << 16  # of the table over an eliminated variable and the neighbours
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.exact.pairwise import Floats, Ints, PairwiseModel
+from partir_search.exact.arrays import Floats, Ints
+from partir_search.exact.pairwise import PairwiseModel
 
 MAX_CHANGES = 40  # of single variables
 DEAREST = 0.2  # of the cost of a labelling, for all changes of single variables

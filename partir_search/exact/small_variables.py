@@ -12,7 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.exact.pairwise import Bools, Floats, Ints, Labelling, Pair, PairwiseModel
+from partir_search.exact.arrays import Bools, Floats, Ints
+from partir_search.exact.pairwise import Labelling, PairwiseModel
+from partir_search.exact.ragged import Ragged, cells, starts_of
+from partir_search.exact.terms import PairTables, Terms
 
 MOST_LABELS = 8  # of a small variable
 FEW_LABELS = 4  # padded size of variables with no more labels, like their neighbours
@@ -85,28 +88,22 @@ class _Small:
         self._model, self._constant = model, model.constant
         self._sizes = np.array(model.sizes, dtype=np.int64)
         n, small = len(self._sizes), (self._sizes > 1) & (self._sizes <= MOST_LABELS)
-        self._small = np.flatnonzero(small)
+        self._is_small = small
+        single, pairs = model.terms
         self.unary: Floats = np.full((n, MOST_LABELS), np.inf)
-        self.unary[_places(self._small, self._sizes[self._small])] = _joined(
-            [model.unary[u] for u in self._small.tolist()]
-        )
-        every = np.array([*model.pairs], dtype=np.int64).reshape(-1, 2)
-        inside: Bools = np.all(small[every], axis=1)
-        tables, self._outside = list[Floats](), dict[Pair, Floats]()
-        for (pair, table), known in zip(model.pairs.items(), inside.tolist(), strict=True):
-            if known:
-                tables.append(table)
-            else:
-                self._outside[pair] = table
+        at, places = cells(np.where(small, self._sizes, 0))
+        self.unary[at, places] = single.entries[single.starts[at] + places]
+        inside: Bools = np.all(small[pairs.ends], axis=1)
+        within, self._outside = pairs.part(inside), pairs.part(~inside)
         self.free: Bools = small.copy()
-        self.free[every[~inside]] = False
-        self.ends = every[inside]
-        self.tables: Floats = np.zeros((len(tables), MOST_LABELS, MOST_LABELS))
+        self.free[self._outside.ends] = False
+        self.ends = within.ends.copy()
+        self.tables: Floats = np.zeros((len(self.ends), MOST_LABELS, MOST_LABELS))
         rows, columns = self._sizes[self.ends].T
-        numbers, cells = _places(np.arange(len(tables)), rows * columns)
+        numbers, places = cells(rows * columns)
         width = columns[numbers]
-        self.tables[numbers, cells // width, cells % width] = _joined([t.ravel() for t in tables])
-        self.left: Bools = np.ones(len(tables), dtype=np.bool_)
+        self.tables[numbers, places // width, places % width] = within.entries
+        self.left: Bools = np.ones(len(self.ends), dtype=np.bool_)
         self._eliminated: Bools = np.zeros(n, dtype=np.bool_)
         # Neighbours are told apart by fixed random ranks: a third of a chain comes at once.
         self._rank = np.random.default_rng(0).permutation(n)
@@ -213,26 +210,21 @@ class _Small:
 
     def rest(self) -> PairwiseModel:
         """Model of the variables left."""
-        unary = list(self._model.unary)
-        sizes = np.where(self._eliminated, 1, self._sizes)
-        self.unary[self._eliminated, 0] = 0.0
-        for u in self._small.tolist():
-            unary[u] = self.unary[u, : sizes[u]]
-        pairs = dict(self._outside)
+        sizes: Ints = np.where(self._eliminated, 1, self._sizes)
+        single, _ = self._model.terms
+        variables, places = cells(sizes)
+        costs = single.entries[single.starts[variables] + places]
+        small = self._is_small[variables]
+        costs[small] = self.unary[variables[small], places[small]]
+        costs[self._eliminated[variables]] = 0.0
         left = np.flatnonzero(self.left)
-        for (u, v), table in zip(self.ends[left].tolist(), self.tables[left], strict=True):
-            pairs[u, v] = table[: sizes[u], : sizes[v]]
-        return PairwiseModel(unary, pairs, self._constant)
-
-
-def _places(rows: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Rows, each as often as counted, and places from 0 within each."""
-    starts = np.cumsum(counts) - counts
-    return np.repeat(rows, counts), np.arange(int(counts.sum())) - np.repeat(starts, counts)
-
-
-def _joined(arrays: Sequence[Floats]) -> Floats:
-    return np.concatenate(arrays) if arrays else np.zeros(0)
+        ends = self.ends[left]
+        numbers, places = cells(sizes[ends].prod(axis=1))
+        width = sizes[ends[:, 1]][numbers]
+        entries = self.tables[left[numbers], places // width, places % width]
+        terms = self._outside.joined(Terms(ends, entries, starts_of(sizes[ends].prod(axis=1))))
+        pairs = PairTables(terms, sizes.tolist())
+        return PairwiseModel(Ragged(costs, sizes), pairs, self._constant)
 
 
 def _summed(keys: Ints, tables: Floats) -> tuple[Ints, Ints, Floats]:

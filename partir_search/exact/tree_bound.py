@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from partir_search.exact.arrays import Floats, Ints, Pair
 from partir_search.exact.elimination import elimination_order
 from partir_search.exact.message_levels import Level, Message, Sender
-from partir_search.exact.pairwise import Floats, Ints, Pair, PairwiseModel
+from partir_search.exact.pairwise import PairwiseModel
 
 
 class TreeBound:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from partir_search.exact.pairwise import Ints
+from partir_search.exact.arrays import Ints
 from partir_search.mcts.game import Move, Score, play, rewind
 from partir_search.mcts.goals import Scorer
 from partir_search.planning.exact_steps import LEAST_GAIN, Found

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from partir_search.exact.alternation import Blocks, Choices, Either, Turns, alternate, improve
-from partir_search.exact.pairwise import Ints, PairwiseModel
+from partir_search.exact.arrays import Ints
+from partir_search.exact.pairwise import PairwiseModel
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import NONE
 from partir_search.lowering.localize import localize

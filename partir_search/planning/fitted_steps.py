@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from partir_search.exact.arrays import Ints
 from partir_search.exact.limited import LimitedBlock
-from partir_search.exact.pairwise import Ints
 from partir_search.lowering.localize import localize
 from partir_search.planning.exact_steps import (
     LEAST_GAIN,

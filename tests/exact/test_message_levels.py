@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partir_search.exact import message_levels
-from partir_search.exact.pairwise import Floats, PairwiseModel
+from partir_search.exact.arrays import Floats
+from partir_search.exact.pairwise import PairwiseModel
 from partir_search.exact.tree_bound import TreeBound
 from tests.exact.models import grid, random_model
 

@@ -21,7 +21,7 @@ from partir_search.simulator.tables.bound import bound_below
 from partir_search.simulator.tables.copy_groups import CopyGroup, CopyUse
 from partir_search.simulator.tables.hiding import HidingCompute
 from partir_search.simulator.tables.tables import CostTables
-from partir_search.simulator.tables.walk import trips_of, walk
+from partir_search.simulator.tables.walk import trips_of
 from tests.tables.test_cost_tables import GRID, NEAR, SQUARE, game_on
 
 
@@ -86,11 +86,11 @@ def test_gathers_run_beside_no_more_compute_than_the_bound(name: str) -> None:
         widest.append(sum(float(each.max()) for each in before))
         for each in visited:
             at = np.array([k.searchsorted(x) for k, x in zip(subset, each, strict=True)])
-            found = walk(game.model, ordered.uses, at, ordered.seconds(at))
-            for use, early, most in zip(ordered.uses, found.uses, before, strict=True):
+            early = ordered.walk(at).early
+            for use, seconds, most in zip(ordered.uses, early, before, strict=True):
                 place = [at[x] for x in use.table.scope]
                 whole = np.broadcast_to(most, use.table.items.shape)
-                assert early.early <= float(whole[tuple(place)]) * (1.0 + 1e-9)
+                assert seconds <= float(whole[tuple(place)]) * (1.0 + 1e-9)
     assert 0.0 < widest[2] < widest[1] <= widest[0]
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from partir_search.exact.alternation import alternate
-from partir_search.exact.pairwise import Ints, PairwiseModel
+from partir_search.exact.arrays import Ints
+from partir_search.exact.pairwise import PairwiseModel
 from partir_search.lowering.localize import localize
 from partir_search.mcts.front import nondominated, spread
 from partir_search.mcts.game import Move

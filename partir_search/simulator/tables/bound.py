@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from partir_search.exact.arrays import Floats, Pair
 from partir_search.exact.elimination import eliminate, elimination_order, least_completion
-from partir_search.exact.pairwise import Floats, Labelling, Pair, PairwiseModel
+from partir_search.exact.pairwise import Labelling, PairwiseModel
 from partir_search.exact.proof import prove
 from partir_search.exact.reduction import reduce
 from partir_search.exact.tree_bound import TreeBound

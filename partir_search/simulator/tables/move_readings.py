@@ -15,10 +15,13 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from partir_search.exact.pairwise import ModelBuilder
+from partir_search.exact.ragged import cells, starts_of
+from partir_search.exact.terms import Subset, Terms
 from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.tables.copy_groups import CopyGroup, CopyUse
 from partir_search.simulator.tables.hiding import Before
 from partir_search.simulator.tables.prices import Columns
+from partir_search.simulator.tables.use_arrays import UseArrays
 from partir_search.simulator.tables.uses import Use, by_group
 from partir_search.simulator.tables.variables import Variables
 from partir_search.simulator.tables.walk import Walk
@@ -110,50 +113,62 @@ class Splits:
         return found[0]
 
 
-def read_at(
-    builder: ModelBuilder,
-    uses: Sequence[Use],
-    columns: Sequence[Columns],
-    splits: Splits,
-    found: Walk,
-    labels: Ints,
-    traits: XlaTraits,
-) -> None:
-    """Adds moves as they are near a labelling, exact there.
+def read_at(uses: UseArrays, found: Walk, labels: Ints, some: Subset, traits: XlaTraits) -> Terms:
+    """Costs of moves near a labelling, exact there.
 
     Args:
-      columns: prices of the uses, by the labels of the builder.
-      splits: of the uses.
       found: walk at the labelling.
-      labels: labels of the builder at the labelling.
+      labels: the labelling, by all labels.
+      some: labels of the terms.
     """
-    by_group: dict[int, list[tuple[Use, int]]] = {}  # by group: uses with a copy, and its layout
-    paid: dict[int, float] = {}  # by number of a copy, seconds
-    each = labels.tolist()
-    places = [tuple([each[x] for x in use.table.scope]) for use in uses]
-    for use, prices, at, place in zip(uses, columns, found.uses, places, strict=True):
-        if at.copy >= 0:
-            by_group.setdefault(use.group, []).append((use, int(prices.copies[place])))
-            if at.moves:
-                paid[at.copy] = at.exposed + float(prices.copied[place]) * use.table.times
-    for use, prices, at, place in zip(uses, columns, found.uses, places, strict=True):
-        split, times = splits.of(use, prices), use.table.times
-        hidden = traits.defers_weight_gradients and (at.idle or (at.total and not at.exposed))
-        usual = split.copied if hidden else split.at_use
-        if not split.early and at.copy < 0:
-            seconds = at.exposed + float(prices.copied[place]) * times
-            if use.group not in by_group and seconds == usual[place]:
-                builder.add(use.table.scope, usual)
-                continue
-        cost = usual + split.exposed(at.early, times)
-        for other, layout in by_group.get(use.group, ()) if use.group >= 0 else ():
-            if other is not use:
-                cost = np.where(prices.copies == layout, cost / 2, cost)
-        if at.copy >= 0:
-            cost[place] = paid[at.copy] / found.sharing[at.copy]
-        else:
-            cost[place] = at.exposed + float(prices.copied[place]) * times
-        builder.add(use.table.scope, cost)
+    owners, prices = uses.near(some)
+    times = uses.times[owners]
+    waiting = prices.reduced * uses.reduces[owners] + prices.moved * times
+    early = prices.gathers
+    if traits.async_all_gather != "since_source":
+        at_once = prices.at_once & uses.argument[owners]
+        at_once &= traits.async_all_gather == "arguments"
+        early = np.where(at_once, prices.gathers[:1], 0.0)
+        waiting += (prices.gathers.sum(axis=0) - early.sum(axis=0)) * times
+    hidden = found.idle | ((found.total != 0.0) & (found.exposed == 0.0))
+    hidden &= traits.defers_weight_gradients
+    copied = prices.copied * times
+    cost = copied + np.where(hidden[owners], 0.0, waiting)
+    for seconds in early:
+        cost += np.maximum(seconds - found.early[owners], 0.0) * times
+    lengths = some.lengths[uses.ends]
+    starts = starts_of(lengths.prod(axis=1))
+    cost *= 0.5 ** _sharing(uses.group, found.copy, found.layout, prices.copies, starts)
+    places = np.append(some.positions(labels), 0)[uses.ends]
+    at = starts[:-1] + places[:, 0] * lengths[:, 1] + places[:, 1]
+    own = found.exposed + copied[at]
+    reads = found.copy >= 0
+    paid = np.zeros(len(found.sharing))
+    paid[found.copy[found.moves & reads]] = own[found.moves & reads]
+    own[reads] = (paid / found.sharing)[found.copy[reads]]
+    cost[at] = own
+    return Terms(uses.ends, cost, starts)
+
+
+def _sharing(group: Ints, copy: Ints, layout: Ints, copies: Ints, starts: Ints) -> Ints:
+    """[entries] other uses of the group that read a copy in the layout of the entry.
+
+    Args:
+      group / copy / layout: [uses] number of the group, and of the copy read and its layout.
+      copies: [entries] number of the layout of the copy, or NONE.
+      starts: [uses + 1] where the entries of each use begin.
+    """
+    members = np.flatnonzero((copy >= 0) & (group >= 0))
+    order = members[np.argsort(group[members], kind="stable")]
+    first = np.searchsorted(group[order], group)
+    last = np.searchsorted(group[order], group, side="right")
+    use, place = cells(np.where(group >= 0, last - first, 0))
+    other = order[first[use] + place]
+    use, other = use[use != other], other[use != other]
+    pairs, place = cells(np.diff(starts)[use])
+    at = starts[use[pairs]] + place
+    same = copies[at] == layout[other[pairs]]
+    return np.bincount(at[same], minlength=int(starts[-1]))
 
 
 def read_below(

@@ -15,7 +15,7 @@ from partir_search.ir.rule import NONE, OpRule
 from partir_search.lowering.home_layouts import taken_from
 from partir_search.simulator.arrays import Bools, Ints
 from partir_search.simulator.tables.label_sets import FIRST_PASS, LabelSet
-from partir_search.simulator.tables.prices import Fetches, Price, Pricer, Prices
+from partir_search.simulator.tables.prices import Fetches, Pricer, Prices
 from partir_search.simulator.tables.shares import effective_tiles, loops_of
 from partir_search.simulator.tables.sums import Scope
 from partir_search.simulator.tables.variables import Variables
@@ -49,10 +49,6 @@ class MoveTable:
     def fetches(self, labels: Sequence[int]) -> Fetches:
         """Blocks that devices fetch for windows at one labelling."""
         return self.prices.fetches_of(int(self.items[tuple([labels[x] for x in self.scope])]))
-
-    def at(self, labels: Sequence[int]) -> Price:
-        """Prices at one labelling, seconds of one run."""
-        return self.prices.one(int(self.items[tuple([labels[x] for x in self.scope])]))
 
 
 class MoveTables:

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence, Set
 import numpy as np
 
 from partir_search.exact.pairwise import ModelBuilder, PairwiseModel
+from partir_search.exact.terms import Subset, Terms
 from partir_search.ir.core import Region, walk_regions
 from partir_search.ir.rule import NONE
 from partir_search.simulator.arrays import Bools, Floats, Ints
@@ -23,6 +24,7 @@ from partir_search.simulator.tables.moves import MoveTable, MoveTables
 from partir_search.simulator.tables.prices import Columns, Pricer
 from partir_search.simulator.tables.shares import Shares
 from partir_search.simulator.tables.sums import add_to, sliced
+from partir_search.simulator.tables.use_arrays import UseArrays
 from partir_search.simulator.tables.uses import Use, find_uses
 from partir_search.simulator.tables.variables import Variables
 from partir_search.simulator.tables.walk import Walk, trips_of, walk
@@ -63,7 +65,7 @@ class OrderedTables:
     uses: Sequence[Use]
     inconsistent: Sequence[tuple[tuple[int, int], Bools]]
     sizes: Sequence[int]
-    _columns: dict[Hashable, tuple[Columns, object]] = dataclasses.field(default_factory=dict)
+    _columns: dict[Hashable, Columns] = dataclasses.field(default_factory=dict)
     _latest: dict[bytes, _Linearised] = dataclasses.field(default_factory=dict)
 
     @property
@@ -142,20 +144,40 @@ class OrderedTables:
           kept: [variables] label indices; labels of the result are positions in these arrays. All
             by default. Moves are priced between the labels kept alone.
         """
-        near, columns = self._linearised(labels), self.columns(kept)
-        builder = ModelBuilder.of(near.kernels.restricted(kept or near.kernels.all_labels()))
-        at = labels if kept is None else _positions(kept, labels)
+        near = self._linearised(labels)
+        kept = near.kernels.all_labels() if kept is None else kept
+        some, sizes = Subset.of(kept), [*map(len, kept)]
+        parts = [part.at_labels(some, self.sizes) for part in near.kernels.terms]
         traits = self.model.machine.traits
-        read_at(builder, self.uses, columns, self._splits, near.found, at, traits)
+        parts.append(read_at(self._use_arrays, near.found, labels, some, traits))
+        constant = near.kernels.constant
         if near.prohibitive is None:  # the energy there is the same for all labels kept
-            near.prohibitive = PROHIBITIVE * builder.model().energy(at)
-        return self._consistent(builder, near.prohibitive, kept)
+            at = some.positions(labels)
+            seconds = constant + sum(part.energy(at, sizes) for part in parts)
+            near.prohibitive = PROHIBITIVE * seconds
+        contradicts = self._contradictions.at_labels(some, self.sizes)
+        parts.append(contradicts.times(near.prohibitive))
+        return PairwiseModel.of_terms(sizes, parts, constant)
+
+    @functools.cached_property
+    def _use_arrays(self) -> UseArrays:
+        return UseArrays.of(self.uses, self.pricer)
+
+    @functools.cached_property
+    def _contradictions(self) -> Terms:
+        """1 where two labels contradict, else 0."""
+        return Terms.of([(pair, wrong.astype(np.float64)) for pair, wrong in self.inconsistent])
+
+    def walk(self, labels: Ints) -> Walk:
+        """Walk over all moves at a labelling."""
+        prices = self._use_arrays.at(labels)
+        return walk(self.model, self.uses, prices, labels, self.seconds(labels))
 
     def _linearised(self, labels: Ints) -> _Linearised:
         """Walk and kernels at a labelling, whatever the labels kept; made once for the latest."""
         near = self._latest.get(labels.tobytes())
         if near is None:
-            found = walk(self.model, self.uses, labels, self.seconds(labels))
+            found = self.walk(labels)
             hidden = {
                 k
                 for k, region in enumerate(self._deferred)
@@ -169,35 +191,26 @@ class OrderedTables:
             near = self._latest[labels.tobytes()] = _Linearised(found, builder.model())
         return near
 
-    def columns(self, kept: Sequence[Ints] | None = None) -> list[Columns]:
-        """[uses] prices by labels of the tables' variables; equal tables and subsets share them.
-
-        Args:
-          kept: [variables] label indices; by default all.
-        """
-        missing: dict[Hashable, tuple[MoveTable, Ints]] = {}
+    def columns(self) -> list[Columns]:
+        """[uses] prices by labels of the tables' variables; equal tables share them."""
+        missing: dict[Hashable, MoveTable] = {}
         keys: list[Hashable] = []
-        for use in self.uses:
-            table = use.table
-            subsets = [] if kept is None else [id(kept[x]) for x in table.scope]
-            key = id(table.prices), id(table.items), *subsets
+        for table in (use.table for use in self.uses):
+            key: Hashable = (id(table.prices), id(table.items))
             keys.append(key)
-            if key not in self._columns and key not in missing:
-                items = table.items if kept is None else sliced(table.items, table.scope, kept)
-                missing[key] = table, items
+            if key not in self._columns:
+                missing[key] = table
         if missing:  # steps of all first: each kind of value is priced once
-            distinct = {id(items): items for _, items in missing.values()}
+            distinct = {id(table.items): table.items for table in missing.values()}
             self.pricer.steps.places(np.concatenate([x.ravel() for x in distinct.values()]))
         by_prices: dict[int, list[Hashable]] = {}
-        for number, (table, _) in missing.items():
-            by_prices.setdefault(id(table.prices), []).append(number)
-        for numbers in by_prices.values():
-            each = [missing[number] for number in numbers]
-            read = each[0][0].prices.of_each([items for _, items in each])
-            for number, (table, _), columns in zip(numbers, each, read, strict=True):
-                alive = [] if kept is None else [kept[x] for x in table.scope]
-                self._columns[number] = columns, (table.prices, table.items, alive)
-        return [self._columns[key][0] for key in keys]
+        for key, table in missing.items():
+            by_prices.setdefault(id(table.prices), []).append(key)
+        for together in by_prices.values():
+            tables = [missing[key] for key in together]
+            read = tables[0].prices.of_each([table.items for table in tables])
+            self._columns.update(zip(together, read, strict=True))
+        return [self._columns[key] for key in keys]
 
     def below(
         self,
@@ -295,13 +308,10 @@ class OrderedTables:
 
         return Dual(gathers, counted, figures)
 
-    def _consistent(
-        self, builder: ModelBuilder, prohibitive: float, kept: Sequence[Ints] | None = None
-    ) -> PairwiseModel:
+    def _consistent(self, builder: ModelBuilder, prohibitive: float) -> PairwiseModel:
         """The model, with pairs of labels that contradict at a prohibitive cost."""
         for pair, wrong in self.inconsistent:
-            some = wrong if kept is None else sliced(wrong, pair, kept)
-            builder.add(pair, np.where(some, prohibitive, 0.0))
+            builder.add(pair, np.where(wrong, prohibitive, 0.0))
         return builder.model()
 
     def _read_kernels(
@@ -363,9 +373,8 @@ class OrderedTables:
         if not self.model.machine.traits.defers_weight_gradients:
             return [True] * len(self.regions)
         balance = [0.0] * len(self.regions)
-        found = walk(self.model, self.uses, labels, self.seconds(labels))
-        for use, at in zip(self.uses, found.uses, strict=True):
-            balance[use.region] += at.total
+        for use, total in zip(self.uses, self.walk(labels).total.tolist(), strict=True):
+            balance[use.region] += total
         for k, region in zip(self.kernels, self._deferred, strict=True):
             if region >= 0:
                 balance[region] -= k.at(labels.tolist())
@@ -378,9 +387,3 @@ class OrderedTables:
             any(runs[op.id] and op.id not in whole for op in region.ops) for region in self.regions
         ]
         return [b > 0.0 and not p for b, p in zip(balance, parted, strict=True)]
-
-
-def _positions(kept: Sequence[Ints], labels: Ints) -> Ints:
-    """Positions of labels among those kept."""
-    found = [k.searchsorted(x) for k, x in zip(kept, labels.tolist(), strict=True)]
-    return np.array(found, dtype=np.int64)

@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -65,15 +64,8 @@ class Columns:
         )
 
 
-class Price(NamedTuple):
-    """Prices of one redistribution; see `Columns`."""
-
-    reduced: float
-    moved: float
-    gathers: tuple[float, ...]
-    at_once: bool
-    copied: float
-    copy: int
+_NONE, _NO = np.zeros(0), np.zeros(0, dtype=np.bool_)
+NO_PRICES = Columns(_NONE, _NONE, np.zeros((0, 0)), _NO, _NONE, NO_COPIES)
 
 
 class Prices:
@@ -82,9 +74,8 @@ class Prices:
     def __init__(self, pricer: Pricer, quote: Quote) -> None:
         self._quote, self._pricer = quote, pricer
         self._fetches: dict[int, Fetches] = {}  # by place
-        self._priced, self._one = np.zeros(0, dtype=np.bool_), dict[int, Price]()
-        none, no = np.zeros(0), np.zeros(0, dtype=np.bool_)
-        self._all = Columns(none, none, np.zeros((0, 0)), no, none, NO_COPIES)
+        self._priced = np.zeros(0, dtype=np.bool_)
+        self._all = NO_PRICES
 
     def of(self, items: Ints) -> Columns:
         """Prices of redistributions, in the shape of their numbers `items`."""
@@ -110,24 +101,23 @@ class Prices:
             for (i, j), items in zip(itertools.pairwise(ends), tables, strict=True)
         ]
 
-    def one(self, item: int) -> Price:
-        """Prices of one redistribution."""
-        found = self._one.get(item)
-        if found is None:
-            row = self.of(np.array([item], dtype=np.int64))
-            found = self._one[item] = Price(
-                float(row.reduced[0]),
-                float(row.moved[0]),
-                tuple(row.gathers[:, 0].tolist()),
-                bool(row.at_once[0]),
-                float(row.copied[0]),
-                int(row.copies[0]),
-            )
-        return found
-
     def fetches_of(self, item: int) -> Fetches:
         """Blocks fetched by devices for the windows of one redistribution."""
         return self._fetches[int(self._read(np.array([item], dtype=np.int64))[0][0])]
+
+    @property
+    def windows(self) -> bool:
+        """Prices of windows alone; by place, and otherwise by distinct steps."""
+        return self._quote.windows
+
+    def every(self, items: Ints) -> Columns:
+        """Prices of all distinct steps met so far; of windows by place, known at `items` alone."""
+        self._read(items)
+        left = np.flatnonzero(~self._priced)
+        if len(left) and not self.windows:
+            self._add(self._pricer.priced(left, self._quote, self._fetches), left)
+            self._priced[left] = True
+        return self._all
 
     def _read(self, items: Ints) -> tuple[Ints, Ints]:
         """Places of redistributions among those read, and among the prices.

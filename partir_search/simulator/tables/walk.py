@@ -9,10 +9,11 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from partir_search.ir.core import Op, Region, walk_regions
+from partir_search.ir.core import Region, walk_regions
 from partir_search.ir.rule import NONE
-from partir_search.simulator.arrays import Floats, Ints
+from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.simulator import CostModel
+from partir_search.simulator.tables.prices import Columns
 from partir_search.simulator.tables.uses import Use
 from partir_search.simulator.time.early_gathers import EarlyGather, EarlyGathers
 from partir_search.simulator.time.latency_hiding import InFlightCollective, OverlapWindow
@@ -43,30 +44,51 @@ class Walk:
     """All uses at a labelling.
 
     Attributes:
-      uses: in the order of the tables' uses.
-      sharing: by number of a copy, how many uses read it.
+      copy / moves / total / exposed / early / idle: [uses] as of `UseAt`.
+      layout: [uses] number of the layout of the copy read, or NONE.
+      sharing: [copies] how many uses read each.
       spent_idle: by region, whether its deferred dots were all beside collectives.
     """
 
-    uses: Sequence[UseAt]
-    sharing: Sequence[int]
+    copy: Ints
+    moves: Bools
+    total: Floats
+    exposed: Floats
+    early: Floats
+    idle: Bools
+    layout: Ints
+    sharing: Ints
     spent_idle: Sequence[bool]
 
 
-def walk(model: CostModel, uses: Sequence[Use], labels: Ints, seconds_of: Floats) -> Walk:
+def walk(
+    model: CostModel, uses: Sequence[Use], prices: Columns, labels: Ints, seconds_of: Floats
+) -> Walk:
     """Walks over the moves of all regions.
 
     Args:
+      prices: [uses] at the labelling.
       seconds_of: [ops] seconds of one run of each op.
     """
-    walker = _Walker(model, uses, labels)
+    walker = _Walker(model, uses, prices, labels)
     regions = [*walk_regions(model.module.body)]
     trips = trips_of(model)
     spent_idle = [
         walker.region(number, region, trips[region], seconds_of)
         for number, region in enumerate(regions)
     ]
-    return Walk(walker.found, walker.sharing, spent_idle)
+    found = walker.found
+    return Walk(
+        np.array([each.copy for each in found], dtype=np.int64),
+        np.array([each.moves for each in found], dtype=np.bool_),
+        np.array([each.total for each in found], dtype=np.float64),
+        np.array([each.exposed for each in found], dtype=np.float64),
+        np.array([each.early for each in found], dtype=np.float64),
+        np.array([each.idle for each in found], dtype=np.bool_),
+        prices.copies,
+        np.array(walker.sharing, dtype=np.int64),
+        spent_idle,
+    )
 
 
 def trips_of(model: CostModel) -> dict[Region, float]:
@@ -87,9 +109,17 @@ def trips_of(model: CostModel) -> dict[Region, float]:
 class _Walker:
     """Uses so far."""
 
-    def __init__(self, model: CostModel, uses: Sequence[Use], labels: Ints) -> None:
+    def __init__(
+        self, model: CostModel, uses: Sequence[Use], prices: Columns, labels: Ints
+    ) -> None:
         self._model, self._uses, self._labels = model, uses, labels.tolist()
         self._traits = model.machine.traits
+        settles = np.array([use.table.settles for use in uses], dtype=np.bool_)
+        seconds = prices.reduced + prices.moved + prices.gathers.sum(axis=0)
+        self._moves = np.where(settles, seconds > 0.0, prices.copies >= 0).tolist()
+        self._copies = prices.copies.tolist()
+        self._prices = [prices.reduced.tolist(), prices.moved.tolist()]
+        self._gathers, self._at_once = prices.gathers.T.tolist(), prices.at_once.tolist()
         self.found = [UseAt() for _ in uses]
         self.sharing: list[int] = []
         self._blocks: set[Hashable] = set()  # fetched so far
@@ -118,13 +148,14 @@ class _Walker:
                 if use.position > last:
                     window.end()
             seen = use.position
-            op = self._model.module.ops[use.table.op] if use.table.op != NONE else None
             if not use.table.settles and self._starts_early(use, 0):
                 free_slots.append((at, gathers.begin(use, 0.0)))
             at.idle = window.idle > 0.0
-            self._copy(use, at, copies)
+            if not self._moves[i]:
+                continue
+            self._copy(i, copies)
             if at.moves:
-                self._move(use, at, op, gathers, window, begun)
+                self._move(i, gathers, window, begun)
         if freed:
             window.work(freed[-1] - freed[seen])
             window.end()
@@ -148,16 +179,12 @@ class _Walker:
         first = use.argument and number == 0
         return start == "since_source" or (start == "arguments" and first)
 
-    def _copy(
-        self, use: Use, at: UseAt, copies: dict[tuple[int, int], tuple[int, int, bool]]
-    ) -> None:
+    def _copy(self, i: int, copies: dict[tuple[int, int], tuple[int, int, bool]]) -> None:
         """Finds the copy that a use reads, or has the use make one."""
+        use, at, layout = self._uses[i], self.found[i], self._copies[i]
         table = use.table
         if table.settles:
             at.moves = True
-            return
-        layout = table.at(self._labels).copy
-        if layout == NONE:
             return
         known = copies.get((table.value, layout))
         near = self._traits.regather_distance_ops
@@ -171,24 +198,24 @@ class _Walker:
 
     def _move(
         self,
-        use: Use,
-        at: UseAt,
-        op: Op | None,
+        i: int,
         gathers: _Gathers,
         window: OverlapWindow,
         begun: list[tuple[UseAt, InFlightCollective]],
     ) -> None:
         """Adds the collectives of a move."""
-        table, traits = use.table, self._traits
-        price = table.at(self._labels)
-        waiting = price.reduced * table.reduces + price.moved * table.times
+        use, at, traits = self._uses[i], self.found[i], self._traits
+        table = use.table
+        op = self._model.module.ops[table.op] if table.op != NONE else None
+        reduced, moved = (seconds[i] for seconds in self._prices)
+        waiting = reduced * table.reduces + moved * table.times
         waiting -= self._known_blocks(use)
-        for k, seconds in enumerate(price.gathers):
+        for k, seconds in enumerate(self._gathers[i]):
             if not seconds:
                 continue
             early = self._starts_early(use, k)
             if traits.async_all_gather == "arguments":
-                early = early and price.at_once
+                early = early and self._at_once[i]
             if not early:
                 waiting += seconds * table.times
                 continue
