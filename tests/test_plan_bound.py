@@ -34,7 +34,7 @@ ZOO = {
     "t5-tiny": 512,
     "mixer-tiny": 512,
 }
-LONG = {"graph-net-tiny", "gpt-scan-tiny", "t5-tiny"}
+LONG = {"graph-net-tiny", "gpt-scan-tiny", "t5-tiny", "moe-tiny", "mixer-tiny"}
 
 
 def pair(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:

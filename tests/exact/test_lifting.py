@@ -50,7 +50,7 @@ def test_the_program_has_the_tiles_of_the_fold(name: str) -> None:
     ]
     assert paths
     known = named_strategies(planner.mesh, planner.names, game.targets)
-    paths += [moves for _, moves in known]
+    paths += [moves for _, moves in known[::3]]
     rng = random.Random(0)
     for _ in range(3):
         paths.append([m for _ in range(12) if (m := game.draw(rng)) and game.step(m)])
