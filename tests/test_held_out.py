@@ -50,6 +50,8 @@ TINY: dict[str, dict[str, Any]] = {
     "equilibrium": {"batch": 2, "length": 8, "features": 4, "d": 8, "steps": 2, "classes": 5},
     "meta_learning": {"tasks": 2, "shots": 4, "features": 8, "hidden": 16, "ways": 3},
     "late_interaction": {"batch": 2, "asked": 4, "length": 8, "d": 16, "heads": 2, "layers": 1},
+    "spline_network": {"batch": 4, "widths": (4, 8, 5), "knots": 3},
+    "redundancy": {"batch": 4, "pixels": 8, "d": 8, "blocks": 1, "projected": 16},
     "expert_choice": {"batch": 2, "pixels": 16, "d": 16, "heads": 2, "chosen": 2, "layers": 1},
 }
 

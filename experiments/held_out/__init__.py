@@ -15,4 +15,5 @@ PROGRAMS = (
     *("pair_folding", "image_flow"),
     *("tensor_products", "retention_lm", "equilibrium", "expert_choice"),
     *("meta_learning", "late_interaction"),
+    *("spline_network", "redundancy"),
 )
