@@ -172,32 +172,19 @@ def test_order_of_dims_behind_reshapes() -> None:
     assert stored(8, 256, 128) - stored(8, 256 * 128) == 127 * nbytes
 
 
-def test_widths_of_gradients() -> None:
-    """Gradients bf16[4, 16, 16, 32], multiplied and widened: f32 of a dot, not of a convolution."""
+@pytest.mark.parametrize("change", [lambda d: d, jnp.sin, lambda d: d + d[:, ::-1], jnp.transpose])
+def test_gradients_keep_their_type(change: Any) -> None:
+    """A gradient bf16[64, 256] of a dot, added, multiplied or transposed before it is widened."""
 
-    def widened(product: Any, *shape: int) -> float:
-        def fn(x: Any, w: Any) -> Any:
-            return jax.grad(lambda x: product(jnp.sin(x.astype(w.dtype)), w).sum())(x)
+    def fn(x: Any, w: Any) -> Any:
+        return jax.grad(lambda x: (change(x.astype(w.dtype)) @ weights(w)).sum())(x)
 
-        weights = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-        return more(fn, f32(4, 16, 16, 32), weights, trait="keeps_dots_wide")
+    def weights(w: Any) -> Any:
+        return w.T if change is jnp.transpose else w
 
-    assert widened(jnp.matmul, 32, 512) == 4 * 16 * 16 * 32 * 2
-    assert widened(convolve, 3, 3, 32, 512) == 0
-
-
-def test_widths_of_transposed_gradients() -> None:
-    """A gradient bf16[256, 64] of a dot, transposed and widened, stays in 16 bits."""
-
-    def widened(change: Any) -> float:
-        def fn(x: Any, w: Any) -> Any:
-            return jax.grad(lambda x: (change(x.astype(w.dtype)).T @ w).sum())(x)
-
-        weights = jax.ShapeDtypeStruct((64, 512), jnp.bfloat16)
-        return more(fn, f32(64, 256), weights, trait="keeps_dots_wide")
-
-    assert widened(lambda x: x) == 0
-    assert widened(jnp.sin) == 64 * 256 * 2
+    shape = (512, 64) if change is jnp.transpose else (256, 512)
+    w = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    assert more(fn, f32(64, 256), w, trait="keeps_dots_wide") == 0
 
 
 @pytest.mark.parametrize("tiled, saved", [(None, 1), ((1, 1), 0), ((2, 1), 0.25)])

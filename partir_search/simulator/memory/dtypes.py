@@ -3,8 +3,8 @@
 Traits of `XlaTraits` that change the stored form of a value:
 
 - `f32_dot_operand_bytes`: f32 values read by dots alone are stored and gathered in bf16.
-- `keeps_dots_wide`: bf16 results of dots are stored in f32 if each use widens the result again
-  (`simulator/memory/softmax.py`).
+- `keeps_dots_wide`: bf16 scores of the forward pass are stored in f32 if each use widens the scores
+  again (`simulator/memory/softmax.py`). Gradients keep the program's type.
 - `fuses_one_hot_updates`, `multiplies_outer_products`: one-hot updates of zeros, and dots that sum
   nothing, are recomputed, never stored.
 - `materializes_dot_operands`, `materializes_softmax`: elementwise operands of dots are stored.
@@ -150,44 +150,38 @@ def _set_widths(
             if isinstance(x, Value):
                 for_dots[x.id] = for_widening[x.id] = False
     used = [False] * n
-    converted = [True] * n  # True while every use is a conversion to a wider type, or a move to one
     for op in reversed(module.ops):
         rule = rules[op.id]
-        dots, widening, converts = rule.contracts and not op.regions, False, False
+        dots, widening = rule.contracts and not op.regions, False
         if rule.elementwise and not op.regions:
             change, results = changes_width(op, rule), [r.id for r in op.results]
-            converts = change > 0 or (rule.moves and all(converted[r] and used[r] for r in results))
             widening = change > 0 or all(for_widening[r] and used[r] for r in results)
             dots |= change < 0 or (rule.moves and all(for_dots[r] and used[r] for r in results))
         for _, v in op.inputs():
             used[v.id] = True
             for_dots[v.id] &= dots
             for_widening[v.id] &= widening
-            converted[v.id] &= converts
     narrow = np.array(for_dots) & np.array(used)
     outputs = DotOutputs(module, rules)
     for op in module.ops:
-        rule, gradient = rules[op.id], op.id in outputs.gradients
+        rule = rules[op.id]
+        forward_dot = rule.contracts and op.id not in outputs.gradients
         in_loop = bool(rule.data_flow.carries)  # results lie in the buffers of the loop's values
         for r in op.results:
             if narrow[r.id] and not in_loop and traits.narrows_dot_operands and is_float(r.type, 4):
                 width[r.id] = traits.dot_operand_width
             elif (
                 traits.keeps_dots_wide
-                and rule.contracts
+                and forward_dot
                 and used[r.id]
                 and for_widening[r.id]
                 and is_float(r.type, 2)
             ):
-                # Convolutions round gradients of images to the program's type.
-                wider = not converted[r.id] and rule.role is not Role.CONVOLUTION
-                if wider if gradient else outputs.feeds_masked_softmax(op):
+                if outputs.feeds_masked_softmax(op):
                     width[r.id] = 2.0
-                    if not gradient:
-                        in_one_kernel[r.id] = True
-                elif not gradient and outputs.feeds_gather(op):
+                    in_one_kernel[r.id] = True
+                elif outputs.feeds_gather(op):
                     wide.add(r.id)
-            forward_dot = rule.contracts and not gradient
             if r.id not in in_one_kernel and forward_dot and outputs.feeds_max(op):
                 few = sums_few(rule, traits.min_softmax_contraction_elements)
                 in_one_kernel[r.id] = not few

@@ -32,11 +32,12 @@ class XlaTraits(RateTraits):
     keeps_dots_wide: bool = trait(
         False,
         "flag",
-        "Stores bf16 results of dots in f32 where they are masked for a softmax or widened.",
+        "Stores bf16 scores of the forward pass in f32 where masked or scaled for a softmax.",
         "XLA:TPU leaves out the rounding (excess precision). Without the distinction the memory of"
-        " LLaMA is predicted 8 to 22 % too high and of T5 12 to 14 % too low. Gradients of"
-        " convolutions keep it: 256 of 260 large ones in seven programs compiled for v5e are bf16."
-        " So do gradients that are transposed and widened: 39 in a set detector compiled for v5e.",
+        " LLaMA is predicted 8 to 22 % too high and of T5 12 to 14 % too low. Gradients keep their"
+        " type: all 446 arrays of the sizes of gradients that are added and widened, in eight plans"
+        " of two held-out programs, are bf16; so are 39 transposed ones of a set detector, and"
+        " products widened, scaled, added or under a tanh, compiled alone for v5e.",
     )
     fuses_one_hot_updates: bool = trait(
         False,
@@ -200,7 +201,9 @@ class XlaTraits(RateTraits):
         False,
         "flag",
         "Recomputes an elementwise value in each dot that reads the value, if fewer bytes move.",
-        "Gradients of attention scores, read by two dots, in programs compiled for v5e.",
+        "Gradients of attention scores, read by two dots, in programs compiled for v5e. Seconds of"
+        " a U-Net are 1.04 to 1.14 of the judged without the trait, 0.91 to 1.04 with; peaks of 115"
+        " held-out plans are the same.",
     )
     in_place_elementwise: bool = trait(
         True,
