@@ -272,6 +272,19 @@ def test_layers_are_told_from_their_parts() -> None:
     assert chain[0] == chain[2] != chain[1]
 
 
+def test_numbers_in_layers_are_those_of_all_like_layers() -> None:
+    """Modules numbered in each layer, as flax numbers them, are named alike in all layers."""
+    parts = ("dense_0/kernel", "dense_1/kernel", "attention_0/query/kernel", "norm_0/scale")
+    shapes = [(8, 32), (32, 8), (8, 8), (8,)]
+    paths = [f"params/block_{i}/{part}" for i in range(12) for part in parts]
+    names = layer_names(paths, shapes * 12)
+    assert len(set(names)) == len(parts)
+    paths = [f"stage_{j}/{path}" for j in range(2) for path in paths]
+    names = layer_names(paths, [*shapes * 12, (8, 16), *shapes[1:], *shapes * 11])
+    assert len(set(names[4:48])) == 4  # a layer of another shape is of another kind
+    assert len(set(names)) > 4
+
+
 def test_fold_keeps_matrices_of_one_layer_apart() -> None:
     """Three equal matrices in each of five layers: folded over layers, never with one another."""
 

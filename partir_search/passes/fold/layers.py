@@ -120,22 +120,17 @@ def layer_names(paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list
     rank_of: dict[str, int] = collections.defaultdict(int)
     for path, shape in zip(paths, shapes, strict=True):
         rank_of[_tail(path)] = max(rank_of[_tail(path)], len(shape))
-    layers: dict[str, list[Hashable]] = collections.defaultdict(list)
     chains: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
+    matrices: dict[int, list[_Matrix]] = collections.defaultdict(list)  # by depth of the number
     numbers = [_numbers(path) for path in paths]
     for path, shape, path_numbers in zip(paths, shapes, numbers, strict=True):
-        for number in path_numbers:
+        for i, number in enumerate(path_numbers):
             pattern = _pattern(path, number)
             chains[number.parent, pattern].add(number.digits)
             if rank_of[_tail(path)] >= 2:
-                layers[number.inside].append((number.parent, pattern, shape))
-                layers[number.beside].append((number.parent, pattern, shape))
-    kinds: dict[Hashable, int] = {}
-    kind_of = {
-        layer: kinds.setdefault(tuple(matrices), len(kinds))
-        for layer, matrices in layers.items()
-        if len(matrices) >= 2
-    }
+                found = number, pattern, shape, path_numbers[:i]
+                matrices[number.parent.count("/")].append(found)
+    kind_of = _kinds(matrices)
 
     kind_elsewhere: dict[str, int] = {}
     for layer, found_kind in kind_of.items():
@@ -167,6 +162,43 @@ def layer_names(paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list
         return out + path[at:]
 
     return [name(path, path_numbers) for path, path_numbers in zip(paths, numbers, strict=True)]
+
+
+def _kinds(matrices: Mapping[int, Sequence[_Matrix]]) -> dict[str, int]:
+    """Returns the kind of each layer; layers with the same matrices are of one kind.
+
+    Layers within layers (`block_3/dense_0`) are alike in all outer layers of one kind, so outer
+    layers come first.
+
+    Args:
+      matrices: matrices under each number, by the number's depth in its path.
+    """
+    kinds: dict[Hashable, int] = {}
+    kind_of: dict[str, int] = {}
+    for _, found in sorted(matrices.items()):
+        outer: dict[str, str] = {}
+        layers: dict[str, list[Hashable]] = collections.defaultdict(list)
+        for number, pattern, shape, before in found:
+            if number.parent not in outer:
+                outer[number.parent] = _with_kinds(number.parent, before, kind_of)
+            for layer in (number.inside, number.beside):
+                layers[layer].append((outer[number.parent], pattern, shape))
+        kind_of |= {
+            layer: kinds.setdefault(tuple(inside), len(kinds))
+            for layer, inside in layers.items()
+            if len(inside) >= 2
+        }
+    return kind_of
+
+
+def _with_kinds(path: str, numbers: Sequence[_Number], kind_of: Mapping[str, int]) -> str:
+    """Returns a path with the kind of the layer in place of each number that counts layers."""
+    out, at = "", 0
+    for number in numbers:
+        kind = kind_of.get(number.inside, kind_of.get(number.beside))
+        out += path[at : number.start] + (number.digits if kind is None else f"#{kind}")
+        at = number.start + len(number.digits)
+    return out + path[at:]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -218,3 +250,7 @@ def _pattern(path: str, number: _Number) -> str:
 def _tail(path: str) -> str:
     """Returns the last two components, shared by a parameter and its optimizer statistics."""
     return "/".join(path.split("/")[-2:])
+
+
+_Matrix = tuple[_Number, str, tuple[int, ...], Sequence[_Number]]
+"""A number in a matrix's path, the pattern and shape of the matrix, and the numbers before it."""
