@@ -31,6 +31,7 @@ from partir_search.messages.validators import whole_number
 from partir_search.messages.wording import multiples, shown
 from partir_search.passes.row_lookups import with_row_lookups
 from partir_search.planning.trace import Traced, read_call, split_call
+from partir_search.propagation.data_arguments import data_arguments, is_key
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
 from partir_search.rules import RULES
@@ -144,7 +145,7 @@ def batch_size(module: Module) -> int:
 
 def _batch_arguments(module: Module, count: int) -> list[Value]:
     """Arguments whose leading dim is the batch: data as long as the first array of data."""
-    data = [(path, v) for path, v in _data(module) if v.type.shape and not _is_key(v)]
+    data = [(path, v) for path, v in _data(module) if v.type.shape and not is_key(v)]
     if not data:
         raise ValueError(f"microbatches={count}: no argument but the train state has a batch")
     path, first = _first_array(data)
@@ -160,7 +161,7 @@ def _batch_arguments(module: Module, count: int) -> list[Value]:
 
 def named_batch(module: Module) -> str:
     """Path, shape and first reader of the argument with the batch, for messages."""
-    data = [(path, v) for path, v in _data(module) if v.type.shape and not _is_key(v)]
+    data = [(path, v) for path, v in _data(module) if v.type.shape and not is_key(v)]
     return named_argument(module, *_first_array(data))
 
 
@@ -179,11 +180,11 @@ def _first_array(data: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
 def _data(module: Module) -> list[tuple[str, Value]]:
     """(path, leaf) of the arguments without the train state.
 
-    State is tied to results, or an entry of the results has its types.
+    State is tied to results, or an entry of the results has its types. Parameters that are not
+    trained are no data.
     """
-    tied = {a for a, _ in module.ties}
-    args = enumerate(zip(module.arg_paths, module.body.args, strict=True))
-    groups = _entries([(path, v) for i, (path, v) in args if i not in tied])
+    places = data_arguments(module) if module.ties else range(len(module.body.args))
+    groups = _entries([(module.arg_paths[i], module.body.args[i]) for i in places])
     returned = _entries(list(zip(module.result_paths, module.body.results, strict=True)))
     types = [_types(entry) for entry in returned]
     whole = [kind for entry in types for kind in entry]
@@ -202,14 +203,6 @@ def _types(leaves: Sequence[tuple[str, Operand]]) -> list[tuple[Any, ...]]:
     return [(x.type.shape, x.type.dtype) for _, x in leaves]
 
 
-def _is_key(value: Value) -> bool:
-    """True for a key of the random number generator, or an array of keys."""
-    kind = value.type
-    if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key):
-        return True
-    return kind.shape == (2,) and kind.dtype == jnp.uint32
-
-
 def _divisors(batch: int) -> str:
     """Up to six divisors of the batch, as a hint to the user."""
     found = [n for n in range(2, min(batch, 64) + 1) if batch % n == 0][:6]
@@ -221,7 +214,7 @@ def _data_alone(module: Module, partition: Partition) -> frozenset[int]:
     tied = {a for a, _ in module.ties}
     found = set(module.constants)
     for i, v in enumerate(module.body.args):
-        plain = i not in tied and (not v.type.shape or _is_key(v))
+        plain = i not in tied and (not v.type.shape or is_key(v))
         if plain or partition.tiles[0][v.id] >= 0:
             found.add(v.id)
     for op in module.body.ops:

@@ -15,27 +15,29 @@ OtherCall = tuple[Call, Sequence[Any], dict[str, Any]]  # dynamic, all positiona
 
 
 def with_batch(
-    call: Call, args: Sequence[Any], kwargs: dict[str, Any], tied: Iterable[int], times: int
+    call: Call, args: Sequence[Any], kwargs: dict[str, Any], data: Iterable[int], times: int
 ) -> OtherCall | None:
     """A call of ShapeDtypeStructs with `times` the batch; None for a call without a batch.
 
-    The batch is the leading dim of the first array of rank two or more outside the train state.
-    Further arrays with the leading dim are multiplied as well.
+    The batch is the leading dim of the first data argument of rank two or more. Further data
+    with the leading dim are multiplied as well.
 
     Args:
       call: the dynamic arguments.
       args, kwargs: all arguments.
-      tied: flat positions of the train state.
+      data: flat positions of the data arguments.
       times: factor on the batch.
     """
-    leaves, state = call.leaves(), frozenset(tied)
+    leaves = call.leaves()
     found = [x if isinstance(x, SCALARS) else abstract(x) for x in leaves]
-    shapes = [x.shape for i, x in enumerate(found) if i not in state and not isinstance(x, SCALARS)]
-    batch = next((shape[0] for shape in shapes if len(shape) > 1), 0)
-    if not state or not batch:
+    arrays: list[tuple[int, Any]] = [
+        (i, found[i]) for i in data if not isinstance(found[i], SCALARS)
+    ]
+    batch = next((x.shape[0] for _, x in arrays if len(x.shape) > 1), 0)
+    if not batch:
         return None
-    for i, x in enumerate(found):
-        if i not in state and not isinstance(x, SCALARS) and x.shape[:1] == (batch,):
+    for i, x in arrays:
+        if x.shape[:1] == (batch,):
             shape = (times * batch, *x.shape[1:])
             found[i] = jax.ShapeDtypeStruct(shape, x.dtype, weak_type=x.weak_type)
     dynamic, named = jax.tree.unflatten(call.flat[1], found)

@@ -47,6 +47,7 @@ from partir_search.planning.stage import Stage
 from partir_search.planning.stage_planner import StagePlanner
 from partir_search.planning.trace import Call, Traced, own_shardings, read_call
 from partir_search.propagation.actions import Action
+from partir_search.propagation.data_arguments import data_arguments
 
 
 class PlanPipeline:
@@ -282,7 +283,7 @@ class PlanPipeline:
         traced = traced.run("views", with_views)
         groups = self._options.groups
         traced = traced.run("group_arguments", lambda module: with_groups(module, groups))
-        other = with_batch(call, args, kwargs, (i for i, _ in traced.module.ties), 2)
+        other = with_batch(call, args, kwargs, data_arguments(traced.module), 2)
         if other is None:
             return traced
         twice = functools.partial(self.trace, *other, loop)

@@ -14,6 +14,7 @@ from partir_search.plan.remedy import Remedy
 from partir_search.planning.alternatives import Forms
 from partir_search.planning.known_strategies import KnownMoves, Rank
 from partir_search.planning.planner import Planner
+from partir_search.propagation.data_arguments import batched_arguments
 from partir_search.simulator.cost import Cost
 
 MAX_DEVICE_FACTOR = 64  # largest mesh tried as a remedy, in multiples of the user's mesh
@@ -50,10 +51,9 @@ def remedies_of(plan: PlanFacts, forms: Forms) -> list[Remedy]:
 
 
 def _batch(module: Module) -> int:
-    """Leading dim of the first array argument outside the train state; 0 without one."""
-    tied = {i for i, _ in module.ties}
-    shapes = [v.type.shape for i, v in enumerate(module.body.args) if i not in tied]
-    return next((shape[0] for shape in shapes if len(shape) >= 2), 0) if tied else 0
+    """Leading dim of the first data argument of rank two or more; 0 without one."""
+    data = batched_arguments(module)
+    return module.body.args[data[0]].type.shape[0] if data else 0
 
 
 def _more_devices(planner: Planner, mesh: MeshShape, limit: float) -> Remedy | None:

@@ -14,6 +14,7 @@ from collections.abc import Collection
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.role import Role
+from partir_search.propagation.data_arguments import batched_arguments
 from partir_search.propagation.graph import Graph
 
 MAX_SUB_AXES = 3  # per axis: each sub-axis enlarges propagation and search like a full axis
@@ -72,11 +73,9 @@ def _add(cuts: list[int], cut: int, size: int) -> None:
 
 
 def _batches(graph: Graph) -> list[int]:
-    """Leading extents of data arguments, the arguments outside of the train state."""
-    module = graph.module
-    tied = {i for i, _ in module.ties}
-    data = [v.type.shape for i, v in enumerate(module.body.args) if tied and i not in tied]
-    return list(dict.fromkeys(shape[0] for shape in data if len(shape) >= 2))
+    """Leading extents of data arguments."""
+    args = graph.module.body.args
+    return list(dict.fromkeys(args[i].type.shape[0] for i in batched_arguments(graph.module)))
 
 
 def _stacks(graph: Graph) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Value, walk_regions
+from partir_search.propagation.data_arguments import data_arguments
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Roles:
 def find_roles(module: Module) -> Roles:
     """Roles of the arguments of a module, as value ids.
 
-    Arguments tied to results are state, untied arguments are data. Parameters are the state behind
+    Arguments tied to results are state, untied arguments are data or parameters that are not
+    trained (`data_arguments`). Trained parameters are the state behind
     an untied result (the loss), the rest of the state belongs to the optimizer; if every result is
     tied, parameters are the state behind most of the new state. Without ties a top-level argument
     is data if its leaves share their leading dim, and parameters otherwise. Scalars have no role.
@@ -43,9 +45,13 @@ def find_roles(module: Module) -> Roles:
         loss = _ancestors(module, exclude={r for _, r in module.ties})
         if not loss:
             loss = _influential(module, [v for i, v in ranked if i in tied])
-        parameters = [v for i, v in ranked if i in tied and v.id in loss]
+        given = set(data_arguments(module))
+        state = tied | given
+        parameters = [v for i, v in ranked if v.id in loss if i in tied] + [
+            v for i, v in ranked if i not in state
+        ]
         optimizer = [v for i, v in ranked if i in tied and v.id not in loss]
-        data = [v for i, v in ranked if i not in tied]
+        data = [v for i, v in ranked if i in given]
     else:
         groups: dict[str, list[Value]] = {}
         for i, v in ranked:

@@ -9,12 +9,13 @@ from partir_search.plan.plan import Plan
 from partir_search.plan.spec import PlanSpec
 from partir_search.planning.options import Options
 from partir_search.planning.tactics import AutomaticPartition
+from partir_search.propagation.data_arguments import batched_arguments
 
 
 def warn_uneven(plan: Plan, options: Options) -> None:
     """Warns once per plan if the search could not tile the batch on any mesh axis.
 
-    The batch is the leading dim of the first argument of rank two or more outside the train state.
+    The batch is the leading dim of the first data argument of rank two or more.
     No warning is given if the user fixed some layouts (in_shardings, tactics on some axes only).
     """
     axes = {axis for search in plan.searches for axis in search.axes}
@@ -30,11 +31,10 @@ def warn_uneven(plan: Plan, options: Options) -> None:
 
 def uneven_batch(plan: Plan) -> str:
     """Text of the warning about a batch that no axis of the plan's mesh divides; "" if one does."""
-    tied = {i for i, _ in plan.module.ties}
-    data = [a for i, a in enumerate(plan.arguments()) if i not in tied and len(a[1].type.shape) > 1]
-    if not tied or not data:
+    data = batched_arguments(plan.module)
+    if not data:
         return ""
-    path, value, spec = data[0]
+    path, value, spec = plan.arguments()[data[0]]
     n, total = value.type.shape[0], plan.mesh_shape.devices
     if n < 2 or (len(spec) and spec[0] is not None):
         return ""

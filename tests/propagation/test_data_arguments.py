@@ -1,0 +1,158 @@
+"""Data are told from parameters that are not trained, by dataflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import partir_search as ps
+from partir_search.planning.microbatch import batch_size
+from partir_search.planning.trace import split_call, trace_call
+from partir_search.propagation.data_arguments import data_arguments
+from partir_search.strategies.argument_roles import find_roles
+
+LAYERS, ROWS, LENGTH, WIDTH, HIDDEN, WORDS = 3, 16, 8, 32, 64, 100
+Tree = dict[str, Any]
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def language_model(stacked: bool) -> Tree:
+    layer = {"in": (WIDTH, HIDDEN), "out": (HIDDEN, WIDTH), "norm": (WIDTH,), "bias": (HIDDEN,)}
+    lead = (LAYERS,) if stacked else ()
+    one = {name: array(*lead, *shape) for name, shape in layer.items()}
+    layers = one if stacked else [one] * LAYERS
+    embed, places = array(WORDS, WIDTH), array(LENGTH, WIDTH)
+    return {"embed": embed, "places": places, "layers": layers, "head": array(WIDTH, WORDS)}
+
+
+def logits(params: Tree, tokens: Any) -> Any:
+    def layer(x: Any, w: Tree) -> Any:
+        return x + jax.nn.gelu(x * w["norm"] @ w["in"] + w["bias"]) @ w["out"]
+
+    x = params["embed"][tokens] + params["places"]
+    if isinstance(params["layers"], dict):
+        x = lax.scan(lambda x, w: (jax.checkpoint(layer)(x, w), None), x, params["layers"])[0]
+    else:
+        for w in params["layers"]:
+            x = layer(x, w)
+    return x @ params["head"]
+
+
+def distilled(state: Tree, teacher: Tree, batch: Tree) -> Any:
+    """A step towards the logits of a frozen model; some data have no batch."""
+    aim = jax.nn.softmax(logits(teacher, batch["tokens"]) * batch["weights"])
+
+    def loss(params: Tree) -> Any:
+        return -(aim * jax.nn.log_softmax(logits(params, batch["tokens"]))).sum(-1).mean()
+
+    value, grads = jax.value_and_grad(loss)(state)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), value
+
+
+def images(state: Tree, frozen: Tree, x: Any, y: Any) -> Any:
+    """A loss on the features of a frozen network, with convolutions and rows of outputs first."""
+
+    def loss(params: Tree) -> Any:
+        found = lax.conv_general_dilated(x, frozen["conv"], (1, 1), "SAME")
+        features = found.mean((2, 3)) @ params["w"]
+        for w in frozen["dense"]:
+            features = jax.nn.relu(jnp.einsum("oi,bi->bo", w, features))
+        return ((features - y) ** 2).mean()
+
+    value, grads = jax.value_and_grad(loss)(state)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), value
+
+
+def graphs(state: Tree, graph: Tree, targets: Any) -> Any:
+    """Nodes looked up by the edges of their own argument are data."""
+
+    def loss(params: Tree) -> Any:
+        ends = graph["nodes"][graph["to"]] - graph["nodes"][graph["from"]]
+        sums = jax.ops.segment_sum((ends + graph["edges"]) @ params["w"], graph["to"], ROWS)
+        return ((sums - targets) ** 2).mean()
+
+    value, grads = jax.value_and_grad(loss)(state)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), value
+
+
+def generated(params: Tree, cache: Tree, tokens: Any) -> Any:
+    """One step of an inference: the state is a cache."""
+    x = params["embed"][tokens] + cache["x"]
+    return jnp.argmax(x @ params["head"], -1), {"x": x, "at": cache["at"] + 1}
+
+
+TOKENS = array(ROWS, LENGTH, dtype=jnp.int32)
+BATCH = {"tokens": TOKENS, "weights": array(WORDS)}
+GRAPH = {
+    "nodes": array(ROWS, WIDTH),
+    "edges": array(96, WIDTH),
+    **{name: array(96, dtype=jnp.int32) for name in ("from", "to")},
+}
+FEATURES = {"conv": array(8, 3, 3, 3), "dense": [array(20, 12), array(24, 20)]}
+STEPS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
+    "scanned teacher": (
+        distilled,
+        (language_model(True), language_model(True), BATCH),
+        {"batch/tokens", "batch/weights"},
+    ),
+    "unrolled teacher": (
+        distilled,
+        (language_model(False), language_model(False), BATCH),
+        {"batch/tokens", "batch/weights"},
+    ),
+    "features": (
+        images,
+        ({"w": array(8, 12)}, FEATURES, array(ROWS, 3, 8, 8), array(ROWS, 24)),
+        {"x", "y"},
+    ),
+    "graph": (
+        graphs,
+        ({"w": array(WIDTH, 4)}, GRAPH, array(ROWS, 4)),
+        {*(f"graph/{name}" for name in GRAPH), "targets"},
+    ),
+    "inference": (
+        generated,
+        (
+            language_model(True),
+            {"x": array(ROWS, WIDTH), "at": array(dtype=jnp.int32)},
+            array(ROWS, dtype=jnp.int32),
+        ),
+        {"tokens"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_data_are_told_from_frozen_parameters(name: str) -> None:
+    step, args, wanted = STEPS[name]
+    call = split_call(step, args, {}, (), ())
+    module = trace_call(jax.jit(step), call, args, {}, "step").module
+    data = data_arguments(module)
+    assert {module.arg_paths[i] for i in data} == wanted
+    roles = find_roles(module)
+    known = {*roles.data, *roles.parameters, *roles.optimizer}
+    assert known == {v.id for v in module.body.args if v.type.shape}
+    if "teacher" in name:
+        assert batch_size(module) == ROWS
+        frozen = [i for i, path in enumerate(module.arg_paths) if path.startswith("teacher/")]
+        assert {module.body.args[i].id for i in frozen} <= set(roles.parameters)
+
+
+def test_strategies_tile_frozen_parameters_as_parameters() -> None:
+    """The vocabulary of a teacher is no batch, and ZeRO 3 tiles the teacher, too."""
+    step, args, _ = STEPS["scanned teacher"]
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    plans = ps.auto_partition(mesh, machine="tpu_v5e")(step).known_plans(*args)
+    specs = plans["BP(data+model)+Z3"].partition_specs[0]
+    assert all(any(spec) for name, spec in specs[1]["layers"].items() if name in ("in", "out"))
+    specs = plans["BP(data+model)"].partition_specs[0]
+    assert set(specs[2]["tokens"][0]) == {"data", "model"}
+    assert not any(map(any, specs[1]["layers"].values()))
+    assert not any(specs[1]["embed"])
