@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from partir_search.ir.bind import constant
-from partir_search.ir.core import Literal
+from partir_search.ir.core import Literal, Op
 from partir_search.ir.halos import joined
 from partir_search.ir.local_op import run_local
 from partir_search.ir.partition import Partition
@@ -111,12 +111,24 @@ def _run_region(
         op, made = item.op, item.outs[0].id if item.outs else NONE
         if made in into.skipped:
             continue
-        with located(op.origin, op.scope) if op else contextlib.nullcontext():
+        with located(op.origin, op.scope) if op else contextlib.nullcontext(), _naming(op):
             if made in into.sums:
                 env[made] = _scattered(partition, *into.sums[made], env, effects)
             else:
                 _run_item(partition, item, env, effects)
     return [_read(r, env) for r in body.results]
+
+
+@contextlib.contextmanager
+def _naming(op: Op | None) -> Iterator[None]:
+    """Adds the op to an error of `jax.debug_nans`, which runs a failed program op by op."""
+    try:
+        yield
+    except FloatingPointError as error:
+        if op is not None and not hasattr(error, "__notes__"):
+            where = f" at {op.source}" if op.source else ""
+            error.add_note(f"in {op.prim}{where}, on the tile of some device")
+        raise
 
 
 def _run_item(partition: Partition, item: Reshard | LocalOp, env: Env, effects: Effects) -> None:

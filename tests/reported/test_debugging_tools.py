@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -189,3 +190,22 @@ def test_inspection_shows_the_plan(mesh: jax.sharding.Mesh) -> None:
     jax.block_until_ready(auto(*floats_of((8, 4), (4, 8))))
     assert [s.spec for s in seen] == [jax.P("batch", "model")]
     assert seen[0].mesh.shape == mesh.shape
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("donate", [None, 0])
+def test_errors_of_debug_nans_name_the_op_and_the_line(mesh: Any, donate: int | None) -> None:
+    """The message says "in sharded computation"; a note says where."""
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.mean(jnp.log(x @ w - 100.0) ** 2)
+
+        value, grad = jax.value_and_grad(loss)(w)
+        return w - 0.1 * grad, value
+
+    rows = [ps.ManualPartition({"x": 0}, axis="batch")]
+    partitioned = ps.auto_partition(mesh, schedule=rows, machine="cpu", donate_argnums=donate)(step)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as caught:
+        partitioned(jnp.ones((8, 8)), jnp.ones((16, 8)))
+    assert re.match(r"in log at .*test_debugging_tools.py:\d+ \(", caught.value.__notes__[0])
