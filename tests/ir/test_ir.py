@@ -217,6 +217,30 @@ def test_fold_respects_marks() -> None:
     assert len(plain.module.body.args) < len(marked.module.body.args)
 
 
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_fold_of_layers_with_keys_split_from_one_and_nans(make_key: Any) -> None:
+    """Layers do not differ by the places of their keys, nor by a NaN of `jnp.var`."""
+
+    def folded_ops(layers: int) -> int:
+        def step(params: Any, x: Any, key: Any) -> Any:
+            def loss(params: Any) -> Any:
+                y = x
+                for w, k in zip(params, jax.random.split(key, layers), strict=True):
+                    y = y + jnp.tanh(y / jnp.var(y, -1, keepdims=True) @ w["a"]) @ w["b"]
+                    y = jnp.where(jax.random.bernoulli(k, 0.5, y.shape), y, 0.0)
+                return y.sum()
+
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+        params = [{name: np.ones((8, 8), "f") for name in "ab"} for _ in range(layers)]
+        args = (params, np.ones((4, 8), "f"), make_key(0))
+        call = split_call(step, args, {}, (), ())
+        module = trace_call(jax.jit(step), call, args, {}, "step").module
+        return len(fold(module, rule_key).module.body.ops)
+
+    assert folded_ops(9) == folded_ops(6)
+
+
 def test_fold_merges_updates_that_stand_apart() -> None:
     """An optimizer walks leaves in the order of names: norm_0, norm_1, ..., then w_0, w_1, ...
 

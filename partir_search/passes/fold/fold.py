@@ -17,11 +17,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from partir_search.ir.analysis.union_find import UnionFind
-from partir_search.ir.core import Literal, Module, Op, Operand, Value
+from partir_search.ir.core import Module, Op, Operand, Value
+from partir_search.passes.fold.fingerprints import fingerprints
 from partir_search.passes.fold.layers import leaf_names
 from partir_search.passes.fold.linear import KeptOps, LinearOps, Ties, kept_ops, linearize, weight
 from partir_search.passes.fold.quotient import make_quotient
@@ -79,7 +79,7 @@ def fold(
       ties_of: function from a region op to its ties; None opens no body.
     """
     linear = linearize(module, key_of, ties_of)
-    prints = _fingerprints(linear, key_of)
+    prints = fingerprints(linear, key_of)
     names = leaf_names(module, linear, prints.tolist(), marks)
     classes = UnionFind(len(module.values))
     find = classes.find
@@ -267,24 +267,6 @@ def _merge_duplicates(
     return first_equal
 
 
-def _fingerprints(linear: LinearOps, key_of: Callable[[Op], Hashable]) -> np.ndarray[Any, Any]:
-    """Returns a number per op, equal for ops of equal rule and literals within one region."""
-    ids: dict[Hashable, int] = {}
-
-    def of(op: Op) -> int:
-        literals = tuple(
-            (i, _literal_key(x)) for i, x in enumerate(op.operands) if isinstance(x, Literal)
-        )
-        inner = tuple(
-            (tuple(of(o) for o in r.ops), len(r.args), len(r.results)) for r in op.regions
-        )
-        return ids.setdefault((key_of(op), literals, inner, op.backward), len(ids))
-
-    kinds = np.array([of(op) for op in linear.ops], dtype=np.int64)
-    found: np.ndarray[Any, Any] = kinds * len(linear.regions) + np.array(linear.region)
-    return found
-
-
 def _refine(
     prints: np.ndarray[Any, Any],
     ops: Sequence[Op],
@@ -332,17 +314,6 @@ def _entering(repeat: Repeat, ops: Sequence[Op]) -> Iterator[tuple[Value, Value]
                     continue
                 if x.type.shape and x.id not in inside:
                     yield x, y
-
-
-def _literal_key(literal: Literal) -> Hashable:
-    """Returns the value of a float, or for an integer only the comparison with zero.
-
-    Decay rates of two moments differ; numbers folded into the random keys of layers should not tell
-    layers apart.
-    """
-    if jnp.issubdtype(literal.type.dtype, np.inexact):
-        return complex(literal.value)
-    return literal.is_zero()
 
 
 def find_repeats(prints: np.ndarray[Any, Any], base: int = 0) -> list[Repeat]:
