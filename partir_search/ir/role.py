@@ -29,6 +29,7 @@ class Role(enum.Enum):
       STACK: arrays of one program, stacked to compute the program once.
       LAYERS: arrays of layers, stacked for a scan over the layers.
       ROWS_OF_LAYERS: arrays of layers, taken from a stack made by a scan over the layers.
+      KEPT: the second operand, a stored value equal to the first.
     """
 
     ADDITION = "addition"
@@ -64,3 +65,4 @@ class Role(enum.Enum):
     STACK = "stack of arrays"
     LAYERS = "stack of layers"
     ROWS_OF_LAYERS = "arrays of a stack of layers"
+    KEPT = "stored value"

@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from partir_search.ir.core import Module
-from partir_search.passes.attention import forward_ops
+from partir_search.passes.attention import forward_phases
 from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.pipeline.module import pipelined
 from partir_search.passes.roll import Again, roll
@@ -78,7 +78,8 @@ def with_loops(traced: Traced, loop: Rewrites, layered: Layered | None = None) -
 def with_layers(traced: Traced, again: int = 0, spared: float = 0.0) -> tuple[Traced, int]:
     """A traced call with layers as scans, and the number of ops of a layer run again.
 
-    Scores of attention are no residuals: backward layers compute them again.
+    Scores of attention are no residuals: backward layers compute them again. Maxima, sums and
+    results are, unless the attention is one of the further ops.
 
     Args:
       again: number of further ops of a layer that backward layers repeat; layers of a user's scan
@@ -87,11 +88,11 @@ def with_layers(traced: Traced, again: int = 0, spared: float = 0.0) -> tuple[Tr
         operations; 0 for the makers of the largest residuals.
     """
     count, rules = 0, RuleTable()
-    further = Again(again, spared, lambda op: total_flops([op], rules))
 
     def rewrite(module: Module) -> Module:
         nonlocal count
-        rolled = roll(module, forward_ops(module, rules), further)
+        attentions = forward_phases(module, rules)
+        rolled = roll(module, Again(again, spared, lambda op: total_flops([op], rules), attentions))
         count = rolled.again
         return rolled.module
 

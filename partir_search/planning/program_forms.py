@@ -8,6 +8,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.passes.attention import with_attention
 from partir_search.passes.block_scans import with_block_scans
+from partir_search.passes.kept_values import without_kept
 from partir_search.plan.plan import Plan
 from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.spec import PlanSpec
@@ -34,11 +35,11 @@ def program_forms(traced: Traced, known: Rewrites | None, options: Options) -> l
       options: options of `auto_partition`.
     """
     wanted = known.scan_layers if known else options.scan_layers
-    forms = _attention_forms(traced, known, options)
+    forms = attention_forms(traced, known, options)
     return [form for stage in forms for form in layer_forms(stage, wanted)]
 
 
-def _attention_forms(traced: Traced, known: Rewrites | None, options: Options) -> list[Stage]:
+def attention_forms(traced: Traced, known: Rewrites | None, options: Options) -> list[Stage]:
     """The program unchanged, with each attention as one op, or both.
 
     Stages of a pipeline have each attention as one op: scores in slots would fill the memory.
@@ -54,7 +55,7 @@ def _attention_forms(traced: Traced, known: Rewrites | None, options: Options) -
     def rewrite(module: Module) -> Module:
         found, refused = with_attention(module, RuleTable())
         reasons.extend(refused)
-        return found
+        return without_kept(found, RuleTable())
 
     rewrites = dataclasses.replace(plain.rewrites, attention=True)
     stage = plain.run("recognize_attention", rewrite, rewrites)

@@ -136,7 +136,6 @@ def test_numbers_left_open_are_chosen() -> None:
     plan = chosen(128, ps.Pipeline())
     assert plan.pipeline is not None
     assert plan.cost.seconds == min(t.cost.seconds for t in plan.pipelines if t.fits)
-    assert [t.name for t in plan.pipelines][-1] == "no pipeline"
     assert plan.pipelines[0].closed_seconds is not None
     assert f"tried {plan.pipelines[0]}" in dict(summary(plan))["why this plan"]
 
@@ -336,7 +335,7 @@ def test_layers_run_again_within_memory(tmp_path: pathlib.Path) -> None:
 
 
 def test_layers_written_out_are_planned() -> None:
-    """Scores of attention wait in no slot: backward layers compute them again, in one op."""
+    """Scores of attention wait in no slot, but sums and results do: no attention runs again."""
     entry = MODELS["llama-tiny"].resized(layers=4)
     mesh = AbstractMesh((4, 2), ("stage", "data"))
     schedule = [ps.Pipeline("stage", microbatches=4)]
@@ -347,7 +346,7 @@ def test_layers_written_out_are_planned() -> None:
     assert moves == [3, 4, 4, 3]
     assert plan.attention
     prims = [op.prim for op in plan.module.ops]
-    assert (prims.count("attention"), prims.count("attention_grad")) == (4, 2)
+    assert (prims.count("attention"), prims.count("attention_grad")) == (2, 2)
     slots = [x.type.shape for x in stage_carries(plan.module.body.ops)]
     assert all(shape.count(entry.config.seq) < 2 for shape in slots)
 

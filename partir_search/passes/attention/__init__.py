@@ -1,5 +1,5 @@
 """Recognition of attention in ordinary programs: product, mask, softmax, product and gradients."""
 
-from partir_search.passes.attention.module import forward_ops, with_attention
+from partir_search.passes.attention.module import ForwardPhase, forward_phases, with_attention
 
-__all__ = ["forward_ops", "with_attention"]
+__all__ = ["ForwardPhase", "forward_phases", "with_attention"]

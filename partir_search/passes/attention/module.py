@@ -53,13 +53,31 @@ def with_attention(module: Module, table: RuleTable) -> tuple[Module, list[str]]
     return without_unread(new, table), rewriter.reasons  # masks of whole sequences
 
 
-def forward_ops(module: Module, table: RuleTable) -> frozenset[int]:
-    """Ids of the ops of all forward phases that `with_attention` makes one op each."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class ForwardPhase:
+    """Forward pass of an attention to be written as one op, by ids of ops.
+
+    Attributes:
+      scores: ops that make scores.
+      rows: the further ops: of maxima and sums over keys, and of the result.
+    """
+
+    scores: frozenset[int]
+    rows: frozenset[int]
+
+
+def forward_phases(module: Module, table: RuleTable) -> tuple[ForwardPhase, ...]:
+    """All forward phases that `with_attention` makes one op each."""
     rewriter = _Rewriter(module, table)
     regions = (rewriter.region_ops(region) for region in walk_regions(module.body))
     fused = (found for ops in regions for found in rewriter.find_attentions(ops))
-    forward = (found for found in fused if found.phase_body.body.online is not None)
-    return frozenset(op.id for found in forward for op in found.phase.ops)
+    phases = []
+    for phase, inside in ((f.phase, f.phase_body) for f in fused if f.phase_body.body.online):
+        scores = {v for v, place in inside.place_of.items() if place in inside.body.scores}
+        ids = {op.id: all(r.id in scores for r in op.results) for op in phase.ops}
+        made = frozenset(i for i, is_score in ids.items() if is_score)
+        phases.append(ForwardPhase(made, frozenset(ids) - made))
+    return tuple(phases)
 
 
 class _Rewriter(Rewriter):

@@ -3,6 +3,10 @@
 Written out, a compiler fuses elementwise ops and moves of the forward pass into the readers of
 their results, in the backward pass too. A scan stacks every result read by the backward scan. The
 backward layers therefore repeat such ops, from the residuals with the fewest bytes.
+
+Of an attention, scores are repeated and rows (maxima, sums, results) are residuals. Behind a row
+that is stored, the backward layers have the ops of the forward pass all the same, for recognition
+of the attention (`rules/kept.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ import dataclasses
 from collections.abc import Callable, Sequence, Set
 
 from partir_search.ir.core import Op, TensorType, Value
+from partir_search.passes.attention import ForwardPhase
 from partir_search.passes.roll.further_ops import Again, further_ops
 from partir_search.passes.roll.layers import Layers
-from partir_search.passes.roll.residuals import Made, least_residuals
+from partir_search.passes.roll.residuals import Made, Residuals
+from partir_search.rules.kept import kept_value
 
 MakeValue = Callable[[TensorType, str], Value]
 
@@ -36,14 +42,31 @@ def made_again(
     read = {given.values[::-1] for given in backward.given}
     needed = {place for place in _places(forward) if forward.made(*place) in read}
     further = further_ops(forward, needed, cheap, again)
-    repeated = least_residuals(forward, needed, cheap, further).repeated
+    residuals = further.residuals
+    rows, behind = _stored_rows(forward, residuals, again.attentions)
+    repeated = residuals.repeated | behind
     if not repeated:
         return backward, 0
     layers = []
     for layer, ops in enumerate(backward.ops):
         number = len(forward.ops) - 1 - layer
-        layers.append(_Layer(forward, number, repeated, make).after(ops))
-    return backward.with_ops(layers), len(further)
+        layers.append(_Layer(forward, number, repeated, rows, make).after(ops))
+    return backward.with_ops(layers), further.count
+
+
+def _stored_rows(
+    forward: Layers, residuals: Residuals, attentions: Sequence[ForwardPhase]
+) -> tuple[set[Made], set[int]]:
+    """Places of stored rows of attention, and offsets of the ops of these attentions."""
+    offset = {op.id: at for at, op in enumerate(forward.first)}
+    rows, behind = set[Made](), set[int]()
+    for phase in attentions:
+        makers = {offset[i] for i in phase.rows if i in offset}
+        stored = {p for p in residuals.stored if isinstance(p, tuple) and p[0] in makers}
+        if stored:
+            rows |= stored
+            behind |= makers | {offset[i] for i in phase.scores if i in offset}
+    return rows, behind
 
 
 def _places(layers: Layers) -> list[Made]:
@@ -57,6 +80,7 @@ class _Layer:
     Attributes:
       number: of the forward layer.
       repeated: offsets of forward ops to repeat.
+      rows: places of rows of attention that are stored although their ops are repeated.
       make: a value of a type and a name.
       new: by value of the forward layer, the value made again.
     """
@@ -64,6 +88,7 @@ class _Layer:
     forward: Layers
     number: int
     repeated: Set[int]
+    rows: Set[Made]
     make: MakeValue
     new: dict[Value, Value] = dataclasses.field(default_factory=dict)
 
@@ -88,6 +113,11 @@ class _Layer:
             copy = copy.with_parts(copy.operands, results, copy.regions)
             copy.backward = True
             done.append(copy)
+            for r, stored in enumerate(op.results):
+                if (maker[value], r) in self.rows:
+                    row = self.make(stored.type, stored.name)
+                    done.append(kept_value(results[r], stored, row, copy))
+                    self.new[stored] = row
 
         for op in ops:
             for _, x in op.inputs():

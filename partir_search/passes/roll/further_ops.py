@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Set
 
 from partir_search.ir.core import Op
+from partir_search.passes.attention import ForwardPhase
 from partir_search.passes.roll.layers import Inner, Layers
 from partir_search.passes.roll.residuals import Made, Residuals, least_residuals
 
@@ -23,30 +24,54 @@ class Again:
     """Ops of a layer to repeat, besides cheap ones.
 
     Attributes:
-      count: number of ops, makers of the largest residuals first; without `spared`.
+      count: number of ops, makers of the largest residuals first; without `spared`. An attention
+        counts as one op.
       spared: share of the bytes of a layer's residuals that need not be stored, at least, with the
         ops of the fewest operations; 0 for none.
       operations: function from an op to the number of floating-point operations.
+      attentions: forward passes of attention. Scores are no residuals; maxima, sums and results
+        are residuals, or the attention runs again as a whole.
     """
 
     count: int = 0
     spared: float = 0.0
     operations: Callable[[Op], float] = _no_operations
+    attentions: tuple[ForwardPhase, ...] = ()
+
+    @property
+    def scores(self) -> frozenset[int]:
+        """Ids of the ops that make scores of attention."""
+        return frozenset[int]().union(*(phase.scores for phase in self.attentions))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Further:
+    """Choice of further ops.
+
+    Attributes:
+      residuals: values stored for the backward layers, and all ops that run again.
+      count: number of further ops, an attention as one.
+    """
+
+    residuals: Residuals
+    count: int
 
 
 def further_ops(
     forward: Layers, needed: Set[Made], cheap: Callable[[Op], bool], again: Again
-) -> frozenset[int]:
-    """Offsets of ops to repeat.
+) -> Further:
+    """Ops to repeat besides cheap ones.
 
     Args:
       needed: places read by the backward layers.
       cheap: function from an op to True if the op runs again in any case.
     """
-    choice = _Choice(forward, needed, cheap)
+    choice = _Choice(forward, needed, cheap, again.attentions)
     if again.spared:
-        return choice.cheapest(again.spared, again.operations)
-    return frozenset(itertools.islice(choice.largest_first(), again.count))
+        chosen = choice.cheapest(again.spared, again.operations)
+    else:
+        chosen = frozenset(itertools.islice(choice.largest_first(), again.count))
+    return Further(choice.residuals(chosen), len(chosen))
 
 
 class _Choice:
@@ -54,21 +79,45 @@ class _Choice:
 
     Attributes:
       forward, needed, cheap: as of `further_ops`.
+      rows: by offset of the last op of an attention, the offsets of the attention's ops that make
+        no scores; `last` is the inverse.
     """
 
-    def __init__(self, forward: Layers, needed: Set[Made], cheap: Callable[[Op], bool]) -> None:
+    def __init__(
+        self,
+        forward: Layers,
+        needed: Set[Made],
+        cheap: Callable[[Op], bool],
+        attentions: tuple[ForwardPhase, ...],
+    ) -> None:
         self.forward, self.needed, self.cheap = forward, needed, cheap
+        self.rows: dict[int, frozenset[int]] = {}
+        self._all: dict[int, frozenset[int]] = {}
+        offset = {op.id: at for at, op in enumerate(forward.first)}
+        for phase in attentions:
+            rows = frozenset(offset[i] for i in phase.rows if i in offset)
+            if rows:
+                self.rows[max(rows)] = rows
+                scores = frozenset(offset[i] for i in phase.scores if i in offset)
+                self._all[max(rows)] = rows | scores
+        self.last = {at: last for last, rows in self.rows.items() for at in rows}
 
-    def residuals(self, further: Set[int]) -> Residuals:
+    def whole(self, chosen: Set[int]) -> frozenset[int]:
+        """Offsets of chosen ops, with all rows of a chosen attention."""
+        return frozenset[int]().union(*(self.rows.get(at, {at}) for at in chosen))
+
+    def residuals(self, chosen: Set[int]) -> Residuals:
         """Residuals if some ops run again."""
-        return least_residuals(self.forward, self.needed, self.cheap, further)
+        return least_residuals(
+            self.forward, self.needed, self.cheap, self.whole(chosen), self.last.keys()
+        )
 
     def largest_first(self) -> Iterator[int]:
         """Offsets of ops, the maker of the largest residual left first."""
-        further: set[int] = set()
-        while behind := self._behind(self.residuals(further), further):
+        chosen: set[int] = set()
+        while behind := self._behind(self.residuals(chosen), chosen):
             offset = max(behind, key=lambda maker: (behind[maker], -maker))
-            further.add(offset)
+            chosen.add(offset)
             yield offset
 
     def cheapest(self, share: float, operations: Callable[[Op], float]) -> frozenset[int]:
@@ -80,9 +129,13 @@ class _Choice:
             if self.residuals(greedy).nbytes <= most:
                 break
             greedy.add(offset)
-        work = {at: operations(op) for at, op in enumerate(self.forward.first)}
+        ops = self.forward.first
         behind = self._behind(first, frozenset())
         makers = sorted(behind, key=lambda maker: (-behind[maker], maker))[:MOST_MAKERS]
+        work = {
+            at: sum(operations(ops[k]) for k in self._all.get(at, {at}))
+            for at in {*makers, *greedy}
+        }
         gain = {at: first.nbytes - self.residuals({at}).nbytes for at in makers}
 
         def order(offsets: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
@@ -99,17 +152,21 @@ class _Choice:
         fitting = (frozenset(s) for s in better if self.residuals(set(s)).nbytes <= most)
         return next(fitting, frozenset(greedy))
 
-    def _behind(self, residuals: Residuals, further: Set[int]) -> dict[int, int]:
+    def _behind(self, residuals: Residuals, chosen: Set[int]) -> dict[int, int]:
         """Bytes of a residual, by offset of the op behind the residual."""
-        return {
-            maker: self.forward.made(*place)[0].type.nbytes
-            for place in residuals.stored
-            if isinstance(place, tuple)
-            for maker in self._makers(place[0], further)
-        }
+        found: dict[int, int] = {}
+        further = self.whole(chosen)
+        for place in residuals.stored:
+            if isinstance(place, tuple):
+                nbytes = self.forward.made(*place)[0].type.nbytes
+                for maker in self._makers(place[0], further):
+                    found[maker] = max(found.get(maker, 0), nbytes)
+        return found
 
     def _makers(self, offset: int, further: Set[int]) -> set[int]:
-        """Offsets of the ops behind an op that do not run again, with repeated ops between."""
+        """Offsets of the ops behind an op that do not run again, with repeated ops between; of an
+        attention, the last one.
+        """
         found, seen, todo = set[int](), set[int](), [offset]
         while todo:
             at = todo.pop()
@@ -119,5 +176,5 @@ class _Choice:
             if self.cheap(self.forward.first[at]) or at in further:
                 todo += [s.offset for s in self.forward.sources[at] if isinstance(s, Inner)]
             else:
-                found.add(at)
+                found.add(self.last.get(at, at))
         return found

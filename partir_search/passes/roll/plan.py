@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Mapping, Set
+from collections.abc import Callable, Hashable, Mapping, Set
 
 from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.kind import Kind
@@ -59,7 +59,6 @@ def plan_region(
     rule_of: Callable[[Op], OpRule],
     equals: Mapping[int, Value],
     make: MakeValue,
-    repeatable: Collection[int],
     again: Again,
 ) -> tuple[RegionPlan | None, list[str]]:
     """Layers of a region to roll, None for nothing, and reasons for repeats left alone.
@@ -69,7 +68,6 @@ def plan_region(
       rule_of: function from an op to the rule.
       equals: by value id, the first of all values known to be equal.
       make: makes a new value.
-      repeatable: ids of ops that backward layers may repeat, besides cheap ones.
       again: further ops to repeat.
     """
 
@@ -77,8 +75,9 @@ def plan_region(
         return rule_of(op).moves
 
     def cheap(op: Op) -> bool:
-        return rule_of(op).moves or rule_of(op).kind is Kind.ELEMENTWISE or op.id in repeatable
+        return rule_of(op).moves or rule_of(op).kind is Kind.ELEMENTWISE or op.id in scores
 
+    scores = again.scores
     found, reasons = find_layers(region, print_of)
     chosen, alone = paired(region, found)
     reasons += alone

@@ -34,6 +34,7 @@ def least_residuals(
     needed: Set[Made],
     cheap: Callable[[Op], bool],
     further: Collection[int] = (),
+    rows: Collection[int] = (),
 ) -> Residuals:
     """Residuals of the fewest bytes.
 
@@ -41,13 +42,14 @@ def least_residuals(
       needed: places read by the backward layers.
       cheap: function from an op to True if the op may run again.
       further: offsets of further ops that may run again.
+      rows: offsets of ops whose results are stored before other values of as many bytes.
     """
     cost: dict[Place, int] = {}
     edges: list[tuple[Place, Place]] = []
     sources: set[Place] = set()
     for offset, op in enumerate(forward.first):
         for r, value in enumerate(op.results):
-            cost[offset, r] = value.type.nbytes
+            cost[offset, r] = 2 * value.type.nbytes - (offset in rows)
             if not (cheap(op) or offset in further):
                 sources.add((offset, r))
                 continue
@@ -55,7 +57,7 @@ def least_residuals(
                 if isinstance(source, Inner):
                     edges.append(((source.offset, source.result), (offset, r)))
                 elif isinstance(source, Carried):
-                    cost[source] = source.initial.type.nbytes
+                    cost[source] = 2 * source.initial.type.nbytes
                     sources.add(source)
                     edges.append((source, (offset, r)))
     stored = min_node_cut(cost, edges, sources, set[Place](needed))
@@ -67,5 +69,5 @@ def least_residuals(
             repeated.add(offset)
             inner = (s for s in forward.sources[offset] if isinstance(s, Inner))
             todo += [(s.offset, s.result) for s in inner if (s.offset, s.result) not in stored]
-    nbytes = sum(cost[place] for place in stored)
+    nbytes = sum(-(-cost[place] // 2) for place in stored)
     return Residuals(frozenset(repeated), frozenset(stored), nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,13 +45,12 @@ class Rolled:
     again: int
 
 
-def roll(module: Module, repeatable: Collection[int] = (), again: Again = NOTHING) -> Rolled:
+def roll(module: Module, again: Again = NOTHING) -> Rolled:
     """Rolls equal layers in the body of a module and in the regions of ops.
 
     Args:
-      repeatable: ids of ops that backward layers may repeat, besides elementwise ops and moves, for
-        residuals of fewer bytes.
-      again: further ops of a layer to repeat.
+      again: ops of a layer that backward layers repeat for residuals of fewer bytes, besides
+        elementwise ops and moves.
     """
     fingerprints = Fingerprints(module)
 
@@ -70,7 +69,7 @@ def roll(module: Module, repeatable: Collection[int] = (), again: Again = NOTHIN
         plans: dict[Region, RegionPlan] = {}
         reasons: list[str] = []
         for region in walk_regions(form.body):
-            plan, why = plan_region(region, print_of, rules, equals, make, repeatable, again)
+            plan, why = plan_region(region, print_of, rules, equals, make, again)
             reasons += why
             if plan is not None:
                 plans[region] = plan
