@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.localize import localize
 from partir_search.mcts.game import play, rewind
 from partir_search.mcts.goals import scorer
+from partir_search.planning import planner
 from partir_search.planning.exact_answer import exact_moves
 from partir_search.planning.fitted_steps import FittedSteps
 from partir_search.planning.game import PlanningGame
@@ -227,3 +229,25 @@ def test_rings_never_cost_more(name: str, sizes: tuple[int, ...], loop: bool) ->
     )
     assert rings.cost.seconds <= plain.cost.seconds
     assert rings.bound is None
+
+
+@pytest.mark.parametrize("episodes", [50, 300])
+def test_the_answer_in_space_is_a_finalist(monkeypatch: pytest.MonkeyPatch, episodes: int) -> None:
+    """Answers of exact steps and of a search, if further answers of the mesh with diagonals end
+    behind.
+    """
+    compared = planner.competing
+
+    def competing(*args: Any, contexts: bool) -> Any:
+        return [()] if contexts else compared(*args, contexts=contexts)
+
+    monkeypatch.setattr(planner, "competing", competing)
+    entry, mesh = MODELS["transformer-tiny"], AbstractMesh((2, 2), ("r", "c"))
+    plain, rings = (
+        ps.auto_partition(mesh, machine="tpu_v5e", rings=some, episodes=episodes, progress=False)(
+            entry.step
+        ).plan(*entry.abstract_args(512))
+        for some in (False, True)
+    )
+    assert plain.actions
+    assert rings.cost.seconds <= plain.cost.seconds

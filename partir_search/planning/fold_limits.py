@@ -18,6 +18,7 @@ from partir_search.mcts.search import Result
 from partir_search.planning.exact_answer import ExactAnswer
 from partir_search.planning.finalists import choose_finalist
 from partir_search.planning.game import PlanningGame
+from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
 from partir_search.strategies.moves import TileContext
 
@@ -26,6 +27,21 @@ MARGIN = 1.0 + 1e-9  # of the factor, against rounding
 
 Path = tuple[Move, ...]
 Found = TypeVar("Found")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finalist:
+    """The best answer of a search by the whole program.
+
+    Attributes:
+      cost: of the folded program.
+      path: moves from the game's first state.
+      actions: on the unfolded program.
+    """
+
+    cost: Cost
+    path: Path
+    actions: Sequence[Action]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

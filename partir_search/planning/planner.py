@@ -29,11 +29,11 @@ from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
 from partir_search.planning.exact_answer import EXACT_STARTS, ExactAnswer, exact_moves
-from partir_search.planning.fold_limits import choose_assigned, choose_within, competing
+from partir_search.planning.fold_limits import Finalist, choose_assigned, choose_within, competing
 from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.front.visited import visited_states
 from partir_search.planning.game import PlanningGame
-from partir_search.planning.interruption import SearchJournal, search_noted
+from partir_search.planning.interruption import FarBehind, SearchJournal, search_noted
 from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
 from partir_search.planning.strategy_costs import StrategyCosts
@@ -93,6 +93,7 @@ class Planner:
         self.streams, self.stage_axes = streams, stage_axes
         self.module, self.machine = module, machine
         self.beat: Score | None = None  # by a plan of another form, in searches
+        self.rival = math.inf  # seconds that a known strategy reaches, or no search is run
         self.goals = goals if goals is not None else (Fit(machine.hbm_bytes), Fastest())
         self._clock = Clock()
         self.table = table or RuleTable()
@@ -244,6 +245,8 @@ class Planner:
         known = named_strategies(self.mesh, names, game.targets, self.streams, self.stage_axes)
         with self._clock.timed("known strategies"):
             costs = self.strategy_costs(game, known, before, tactic.exclude)
+        if min((cost.seconds for cost in costs.values()), default=0.0) > self.rival:
+            raise FarBehind
         starts = [*(moves for _, moves in known), project_to_fold(hints, folded, self.module, game)]
         if starts[-1] and game.targets.stacks:
             given = (n for n in names if n not in self.mesh.diagonal_names)
@@ -251,6 +254,7 @@ class Planner:
         with self._clock.timed("exact steps"):
             named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
             wanted = 0 if journal.completes else episodes
+            in_space: Sequence[tuple[Move, ...]] = ()
             if self.mesh.diagonals:  # rings are not pairwise
                 exact, in_space = answers_in_space(
                     self, names, before, tactic.exclude, wanted, seed, progress
@@ -268,11 +272,11 @@ class Planner:
         visited = visited_states(game, result.paths, ops)
         game.clear_caches()
         with self._clock.timed("finalists"):
-            best, path = self._finalist(game, models, before, result, starts, exact)
+            best = self.finalist(game, models, before, result, starts, exact, in_space[:1])
         report = SearchReport(
             axes=tuple(names),
             known=tuple(costs.items()),
-            cost=best,
+            cost=best.cost,
             proven=result.proven,
             episodes=result.evaluations,
             states=result.states,
@@ -285,7 +289,7 @@ class Planner:
             space=SearchSpace(tuple(names), tuple(before), tuple(tactic.exclude)),
             visited=visited,
         )
-        return path, report
+        return [*best.actions], report
 
     @property
     def memory_limit(self) -> float:
@@ -333,18 +337,10 @@ class Planner:
         state = State(graph, self.mesh)
         apply_to_fold(before, folded, self.module, state)
         targets = StrategyTargets(graph, self.roles.of(folded.class_of))
-        return PlanningGame(
-            graph=graph,
-            mesh=self.mesh,
-            model=model,
-            axes=names,
-            goal=scorer(self.goals),
-            state=state,
-            targets=targets,
-            beat=self.beat,
-        )
+        goal = scorer(self.goals)
+        return PlanningGame(graph, self.mesh, model, names, goal, state, targets, self.beat)
 
-    def _finalist(
+    def finalist(
         self,
         game: PlanningGame,
         models: FoldModels,
@@ -352,28 +348,29 @@ class Planner:
         result: Result,
         starts: Sequence[Sequence[Move]],
         exact: ExactAnswer,
-    ) -> tuple[Cost, list[Action]]:
-        """Evaluates the best answers of a search on the unfolded program.
-
-        Returns:
-          Folded cost of the winner, and its actions on the unfolded program.
-        """
+        further: Sequence[tuple[Move, ...]] = (),
+    ) -> Finalist:
+        """The best answer of a search by the whole program, and of `further` answers."""
         paths = competing(game, result, starts, exact, FINALISTS, contexts=self.streams)
+        paths += further
         state = State(self.graph, self.mesh, memo=self.memo)
         for action in before:
             action.apply(state)
 
-        def unfold(path: tuple[Move, ...]) -> tuple[Cost, list[Action]]:
+        def unfold(path: tuple[Move, ...]) -> tuple[Cost, tuple[tuple[Move, ...], list[Action]]]:
             actions, _, cost = self.lifted(models, game, path, state)
-            return cost, actions
+            return cost, (path, actions)
 
         def assigned(path: tuple[Move, ...]) -> Cost:
             with models.lifter.assigned(game, path, state):
                 return self._costed(state)[1]
 
         if self.streams or not models.lifter.covers:
-            return choose_within(game, paths, result, exact, unfold, trust_ranks=not self.streams)
-        return choose_assigned(game, paths, result, exact, assigned, unfold)
+            trusts = not self.streams
+            cost, found = choose_within(game, paths, result, exact, unfold, trust_ranks=trusts)
+        else:
+            cost, found = choose_assigned(game, paths, result, exact, assigned, unfold)
+        return Finalist(cost, *found)
 
     def lifted(
         self, models: FoldModels, game: PlanningGame, path: Sequence[Move], state: State
