@@ -10,7 +10,7 @@ from partir_search.planning.layer_forms import SLOWER
 from partir_search.planning.planner import Planner
 
 FAST = 0.97  # of a plan's seconds: below, memory has slowed the plan
-NEAR = 1.005  # seconds by closed form over the least, at most, of a pipeline planned beside it
+BEHIND = 1.2  # seconds of known strategies over a plan's, above which a search does not gain enough
 TRUSTED = 1.5  # simulated seconds over those of the closed form, at most, of a trusted closed form
 
 
@@ -59,7 +59,7 @@ class Contest:
         ]
         if not scales or min(scales) > TRUSTED:
             return True
-        return closed_seconds * min(scales) < NEAR * self.seconds
+        return closed_seconds * min(scales) < self.seconds
 
 
 def rank(plan: Plan) -> tuple[bool, float]:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module
-from partir_search.planning.planner import Planner
 from partir_search.propagation.actions import Action
+from partir_search.rules.registry import RuleTable
 
 
-def warn_opaque(planner: Planner) -> None:
+def warn_opaque(module: Module) -> None:
     """Warns once for each primitive without a rule."""
     seen: set[str] = set()
-    opaque = planner.table.opaque(planner.module.ops)
+    opaque = RuleTable().opaque(module.ops)
     for op in opaque:
         if op.prim not in seen:
             seen.add(op.prim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 
 from partir_search.arguments.axes import AnyMesh, auto_axes, is_context
 from partir_search.ir.mesh import MeshShape
-from partir_search.mcts.goals import Goal
+from partir_search.mcts.goals import Fit, Goal
 from partir_search.passes.group_arguments import Group
 from partir_search.passes.pipeline.form import ALL
 from partir_search.plan.cache import PlanCache
@@ -70,6 +71,13 @@ class Options:
     dump_dir: pathlib.Path | None = None
     confirm: Confirm | None = None
     journal: SearchJournal | None = None
+
+    @property
+    def memory_limit(self) -> float:
+        """Bytes per device allowed by the goals; infinite without a `Fit` goal."""
+        if self.goals is None:
+            return self.machine.hbm_bytes
+        return min((g.bytes for g in self.goals if isinstance(g, Fit)), default=math.inf)
 
     @property
     def replays(self) -> bool:

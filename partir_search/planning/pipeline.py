@@ -30,7 +30,8 @@ from partir_search.plan.serialization import changes, check_mesh
 from partir_search.plan.spec import PlanSpec
 from partir_search.planning.checks.batch import warn_uneven
 from partir_search.planning.confirm.confirm import confirmed
-from partir_search.planning.contest import Contest, behind, rank
+from partir_search.planning.contest import BEHIND, Contest, behind, rank
+from partir_search.planning.interruption import FarBehind
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.layer_forms import layer_forms
 from partir_search.planning.loop_queue import LoopQueue
@@ -41,7 +42,7 @@ from partir_search.planning.other_batch import with_batch
 from partir_search.planning.pipeline_choice import offered_options
 from partir_search.planning.plan_maker import PlanMaker
 from partir_search.planning.planner_maker import PlannerMaker
-from partir_search.planning.program_forms import first_stage, program_forms
+from partir_search.planning.program_forms import attention_forms, first_stage, program_forms
 from partir_search.planning.reused_layouts import reused_layouts
 from partir_search.planning.stage import Stage
 from partir_search.planning.stage_planner import StagePlanner
@@ -95,7 +96,10 @@ class PlanPipeline:
         """Plans of the known strategies, by name."""
         traced = self.trace(call, args, kwargs, self._options.loops[0])
         stages = self.stage_planner(call, traced)
-        plain = first_stage(traced, self._options.shape)
+        if traced.rewrites.pipeline:
+            plain = attention_forms(traced, None, self._options)[0]
+        else:
+            plain = first_stage(traced, self._options.shape)
         stage = stages.aligned(layer_forms(plain, self._options.scan_layers is True)[0])
         fixed = stages.fixed(stage.module)
         stage = dataclasses.replace(stage, module=without_ties(stage.module, fixed))
@@ -231,20 +235,25 @@ class PlanPipeline:
         given = spec.actions if spec else ()
         own = without_ties(stage.module, [*given, *stages.fixed(stage.module)])
         stage = dataclasses.replace(stage, module=own)
-        planner = stages.planner(stage.module)
-        warn_opaque(planner)
+        warn_opaque(stage.module)
         warn_of_constraints(stage.module, self.mesh(stage.module), o.mesh)
         warn_constants(stage.module)
-        limit = planner.memory_limit
-        if spec is None and behind(planner, rival):
-            return None
+        limit = o.memory_limit
+        if spec is None and not traced.rewrites.pipeline:
+            if math.isfinite(rival) and behind(stages.planner(stage.module), rival):
+                return None
+            stages.rival = BEHIND * rival
         if spec is None:
-            return self.plan(traced, stages.searched(stage), limit, stages.planner)
+            try:
+                found = stages.searched(stage)
+            except FarBehind:
+                return None
+            return self.plan(traced, found, limit, stages.planner)
         changed = changes(spec, traced.module)
         if changed and spec.on_change == "raise":
             remedy = "plan again with schedule=None, or load_plan(..., on_change='apply')"
             raise ValueError(f"{changed}; {remedy}")
-        check_mesh(spec, planner.mesh)
+        check_mesh(spec, stages.planner(stage.module).mesh)
         if changed:
             return self.plan(traced, stages.replayed_changed(stage, spec, changed), limit)
         plan = self.plan(traced, stages.replayed(stage, spec), limit, stages.planner)

@@ -16,11 +16,11 @@ from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.pipeline_runs import ticks_with_ends
 from partir_search.ir.pipeline_schedule import PipelineSchedule
-from partir_search.mcts.goals import Fit
 from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.loop_parts import NoPipeline
 from partir_search.passes.pipeline.split_backward import split_backward
 from partir_search.passes.roll import layer_scans
+from partir_search.planning.layer_kernels import LayerKernels, layer_kernels
 from partir_search.planning.microbatch import batch_size, named_batch
 from partir_search.planning.options import Options
 from partir_search.planning.pipeline_tactic import Pipeline
@@ -38,6 +38,7 @@ from partir_search.theory.tensor import FORWARD_COLLECTIVES
 
 MOST_PLANNED = 2  # pipelines planned in full, the best by closed form
 MOVED = 6  # reads and writes of what waits for W: from layers to slots, and from slots to layers
+NO_KERNELS = LayerKernels()
 ACCUMULATED = 3  # a gradient's bytes moved by one microbatch: two reads and a write
 
 
@@ -57,6 +58,7 @@ class Stack:
       stacks: number of stacks of layers, each cut into as many stages.
       weights: operations of the backward pass to defer; 0 if none may be.
       waiting: bytes read by deferred operations, made by undeferred ones, of all layers.
+      kernels: seconds of the layers on all devices, at least.
     """
 
     layers: int
@@ -71,6 +73,7 @@ class Stack:
     stacks: int = 1
     weights: float = 0.0
     waiting: float = 0.0
+    kernels: LayerKernels = NO_KERNELS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -246,9 +249,11 @@ def _with_groups(
     shared = all_gather_seconds(rows, shares, link) * stack.layers / stages if shares > 1 else 0.0
     waiting = stack.waiting / tactic.microbatches / mesh.user.devices if split else 0.0
     weights = stack.weights / rate if split else 0.0
+    forward = max(stack.forward / rate, stack.kernels.forward / tactic.microbatches)
+    backward = max(stack.backward / rate, stack.kernels.backward / tactic.microbatches)
     stage = StageSeconds(
-        stack.forward / rate + FORWARD_COLLECTIVES * shared,
-        stack.backward / rate - weights + FORWARD_COLLECTIVES * shared,
+        forward + FORWARD_COLLECTIVES * shared,
+        backward - weights + FORWARD_COLLECTIVES * shared,
         weights + MOVED * waiting / machine.attained_hbm_bytes_per_s,
         accumulate=ACCUMULATED * parameters / machine.attained_hbm_bytes_per_s,
         head=stack.around / rate,
@@ -290,6 +295,8 @@ def planned_candidates(
             "Pipeline: the step has no stack of layers and no batch to choose numbers for; give"
             " axis= and microbatches= for the reason, or leave the pipeline out"
         )
+    kernels = layer_kernels(module, machine, mesh.user.devices)
+    stack = dataclasses.replace(stack, kernels=kernels)
     found = candidates(stack, tactic, mesh, machine, limit)
     if not found:
         given = f"axis {tactic.axis!r}" if tactic.axis else f"each axis of mesh<{mesh.user}>"
@@ -323,8 +330,7 @@ def offered_options(options: Options, module: Module) -> list[tuple[Options, flo
     Raises:
       ValueError: no numbers divide for a pipeline that may not be left out.
     """
-    limit = min((g.bytes for g in options.goals or () if isinstance(g, Fit)), default=math.inf)
-    limit = min(limit, options.machine.hbm_bytes)
+    limit = min(options.memory_limit, options.machine.hbm_bytes)
     free = options.leaves_pipelines_out
     found: list[tuple[Options, float | None]] = []
     for tactic in options.competing:

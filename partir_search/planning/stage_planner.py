@@ -28,6 +28,7 @@ from partir_search.planning.stage import Stage
 from partir_search.planning.tactics import AutomaticPartition, Tactic
 from partir_search.planning.unwatched import plan_unwatched
 from partir_search.propagation.actions import Action
+from partir_search.rules.registry import RuleTable
 from partir_search.simulator.cost import Cost
 
 # Of the episodes, for a search on a second form of a program, from the answer for the first form.
@@ -44,6 +45,7 @@ class StagePlanner:
       fixed: function from a form of the program to the actions fixed by the user.
       planner_of: function from a form of the program to its planner.
       planner: the same, each planner made once.
+      rival: seconds that a known strategy must reach, or `FarBehind` is raised.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class StagePlanner:
     ) -> None:
         self._options, self.fixed, self.planner_of = options, fixed, planner_of
         self.planner = PlannerCache(planner_of)
+        self.rival = math.inf
 
     # Replays -----------------------------------------------------------------------------------
 
@@ -104,7 +107,8 @@ class StagePlanner:
         """The program with stencil dims padded to a common size, if the options allow padding."""
         if not self._options.pad:
             return stage
-        rules = self.planner(stage.module).graph.rules
+        table = RuleTable()
+        rules = [table(op) for op in stage.module.ops]
         return self.padded(stage, find_aligned(stage.module, rules, self._options.shape))
 
     def _uneven(self, stage: Stage, aligned: tuple[Pad, ...]) -> tuple[Pad, ...]:
@@ -120,7 +124,8 @@ class StagePlanner:
             return stage
 
         def rewrite(module: Module) -> Module:
-            return pad_module(module, self.planner(module).graph.rules, pads)
+            table = RuleTable()
+            return pad_module(module, [table(op) for op in module.ops], pads)
 
         return stage.run("pad", rewrite, dataclasses.replace(stage.rewrites, padding=pads))
 
@@ -288,7 +293,7 @@ class StagePlanner:
                 )
 
             own, fixed = planner.goals, self.fixed(planner.module)
-            planner.goals = (*own, *goals)
+            planner.goals, planner.rival = (*own, *goals), self.rival
             try:
                 planned = plan_unwatched(planner, fixed, run, self.planner_of)
             finally:

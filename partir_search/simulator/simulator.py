@@ -217,10 +217,14 @@ class CostModel:
 
         Every kernel is spread evenly and starts in no time. 0 under measured figures.
         """
+        return float(self.least_kernel_seconds(devices).sum())
+
+    def least_kernel_seconds(self, devices: int) -> Floats:
+        """[K] terms of `least_seconds`, at the leader of each fused kernel."""
         machine, time = self.machine, self.time
         kernels, work = time.kernels, time.work
         if time.corrections is not None:
-            return 0.0
+            return np.zeros(len(kernels.op))
         stored = (self.memory.nbytes * self.memory.width)[kernels.touched]
         bandwidth = np.full(len(stored), machine.attained_hbm_bytes_per_s)
         if machine.vmem_bytes_per_s:
@@ -231,7 +235,8 @@ class CostModel:
             np.bincount(kernels.leader, each * kernels.times, len(kernels.op))
             for each in (kernels.flops / time.rates, moves)
         ]
-        return float(np.maximum(*fused).sum()) / devices
+        least: Floats = np.maximum(*fused) / devices
+        return least
 
     def evaluate(self, program: LocalProgram, load: DeviceLoad | None = None) -> Cost:
         """Cost of a device-local program of this model's module.

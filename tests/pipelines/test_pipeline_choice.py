@@ -16,6 +16,7 @@ from partir_search.passes.pipeline.form import PipelineForm
 from partir_search.passes.roll import roll
 from partir_search.plan.rewrites import Rewrites
 from partir_search.planning import contest, pipeline_choice
+from partir_search.planning.layer_kernels import LayerKernels, layer_kernels
 from partir_search.planning.loops import Layered, with_loops
 from partir_search.planning.pipeline_choice import (
     Stack,
@@ -116,6 +117,40 @@ def test_closed_form_is_that_of_the_theory() -> None:
     rate = machine.matmul_flops_per_s("bfloat16") * 32 * 16
     stage = StageSeconds(STACK.forward / rate, STACK.backward / rate)
     assert found.seconds == pytest.approx(pipeline_seconds(PipelineSchedule(4, 16), stage))
+
+
+def test_closed_form_has_the_kernels_of_layers() -> None:
+    """Products at their rate, and passes over memory of ops without a product."""
+    machine = ps.MACHINES["h100"]
+
+    def step(params: Any, x: Any, powers: int) -> Any:
+        def layer(h: Any, w: Any) -> Any:
+            for _ in range(powers):
+                h = jnp.cumsum(h, axis=1)
+            return h + h @ w, None
+
+        def loss(params: Any) -> Any:
+            return (jax.lax.scan(jax.checkpoint(layer), x, params)[0] ** 2).mean()
+
+        return jax.tree.map(jnp.subtract, params, jax.grad(loss)(params))
+
+    found = []
+    for powers in (0, 3):
+        args = jnp.ones((4, 1024, 1024), jnp.bfloat16), jnp.ones((512, 1024), jnp.bfloat16)
+        module = module_of(lambda p, x, n=powers: step(p, x, n), *args, ties=[(0, 0)])
+        found.append((stack_of(module), layer_kernels(module, machine, 8)))
+    (plain, few), (_, many) = found
+    assert plain is not None
+    rate = 8 * machine.matmul_flops_per_s("bfloat16")
+    assert few.forward > 0.9 * plain.forward / rate
+    moves = 4 * 3 * 2 * 512 * 1024 * 2 / 8 / machine.attained_hbm_bytes_per_s
+    assert many.forward - few.forward > 0.9 * moves
+    assert many.backward - few.backward > 1.5 * moves  # some are fused with their readers
+    stack = dataclasses.replace(STACK, kernels=LayerKernels(30.0, 60.0))
+    (closed,) = candidates(stack, ps.Pipeline("nodes", 16, 1), MESH, MACHINE, 80e9)
+    assert closed.seconds > pipeline_seconds(
+        PipelineSchedule(4, 16), StageSeconds(30 / 16, 60 / 16)
+    )
 
 
 def test_what_favours_what() -> None:
