@@ -65,8 +65,10 @@ def with_loops(traced: Traced, loop: Rewrites, layered: Layered | None = None) -
     layered = layered or Layered()
     forms: list[PipelineForm] = []
     for form in loop.pipeline:
-        traced, again = layered(traced, form.again, form.spared)
-        forms.append(dataclasses.replace(form, again=again))
+        rolled, again = layered(traced, form.again, form.spared)
+        spared = 0.0 if rolled.module is traced.module else form.spared
+        forms.append(dataclasses.replace(form, again=again, spared=spared))
+        traced = rolled
     loop = dataclasses.replace(loop, pipeline=tuple(forms))
     if loop.microbatches > 1:
         traced = layered.in_parts(traced, loop.microbatches)
@@ -79,7 +81,7 @@ def with_layers(traced: Traced, again: int = 0, spared: float = 0.0) -> tuple[Tr
     """A traced call with layers as scans, and the number of ops of a layer run again.
 
     Scores of attention are no residuals: backward layers compute them again. Maxima, sums and
-    results are, unless the attention is one of the further ops.
+    results are, unless further ops are repeated.
 
     Args:
       again: number of further ops of a layer that backward layers repeat; layers of a user's scan

@@ -18,10 +18,11 @@ class PipelineForm:
       stages: size of the axis.
       chunks: parts of the layers on a stage.
       schedule: one of `ir.pipeline_schedule.SCHEDULES`.
-      again: number of ops of a layer written out repeated by the backward pass, makers of the
-        largest residuals first.
+      again: number of ops of a layer written out repeated by the backward pass besides attention,
+        makers of the largest residuals first.
       spared: share of the bytes of a layer's residuals that are not stored, at least: the `again`
-        ops are those of the fewest operations. 0 for the largest residuals first.
+        ops are those of the fewest operations. 0 for the largest residuals first. Attention runs
+        again if either is not 0.
       split_backward: True if products of gradients of weights are deferred.
       staged_state: True if the train state of layers lies by stage between steps.
     """
@@ -38,6 +39,7 @@ class PipelineForm:
     def __str__(self) -> str:
         chunks = f" of {self.chunks} chunks each" if self.chunks > 1 else ""
         again = f", {self.again} op{'s' * (self.again > 1)} of a layer again" if self.again else ""
+        again = again or ", attention again" * (self.spared > 0)
         split = ", split backward" if self.split_backward else ""
         how = self.schedule + split + again + (", state by stage" if self.staged_state else "")
         return f"{self.stages} stages{chunks} on {self.axis!r} ({how})"

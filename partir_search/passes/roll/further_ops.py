@@ -24,13 +24,13 @@ class Again:
     """Ops of a layer to repeat, besides cheap ones.
 
     Attributes:
-      count: number of ops, makers of the largest residuals first; without `spared`. An attention
-        counts as one op.
+      count: number of ops, makers of the largest residuals first; without `spared`.
       spared: share of the bytes of a layer's residuals that need not be stored, at least, with the
         ops of the fewest operations; 0 for none.
       operations: function from an op to the number of floating-point operations.
       attentions: forward passes of attention. Scores are no residuals; maxima, sums and results
-        are residuals, or the attention runs again as a whole.
+        are residuals, unless ops are to be repeated: attention is first, as a whole, as no
+        collective stands before its products.
     """
 
     count: int = 0
@@ -50,7 +50,7 @@ class Further:
 
     Attributes:
       residuals: values stored for the backward layers, and all ops that run again.
-      count: number of further ops, an attention as one.
+      count: number of further ops besides those of attention.
     """
 
     residuals: Residuals
@@ -67,11 +67,14 @@ def further_ops(
       cheap: function from an op to True if the op runs again in any case.
     """
     choice = _Choice(forward, needed, cheap, again.attentions)
+    if not again.spared and not again.count:
+        return Further(choice.residuals(frozenset()), 0)
+    attentions = frozenset(choice.rows)
     if again.spared:
-        chosen = choice.cheapest(again.spared, again.operations)
+        chosen = choice.cheapest(again.spared, again.operations, attentions)
     else:
-        chosen = frozenset(itertools.islice(choice.largest_first(), again.count))
-    return Further(choice.residuals(chosen), len(chosen))
+        chosen = frozenset(itertools.islice(choice.largest_first(attentions), again.count))
+    return Further(choice.residuals(chosen | attentions), len(chosen - attentions))
 
 
 class _Choice:
@@ -92,14 +95,11 @@ class _Choice:
     ) -> None:
         self.forward, self.needed, self.cheap = forward, needed, cheap
         self.rows: dict[int, frozenset[int]] = {}
-        self._all: dict[int, frozenset[int]] = {}
         offset = {op.id: at for at, op in enumerate(forward.first)}
         for phase in attentions:
             rows = frozenset(offset[i] for i in phase.rows if i in offset)
             if rows:
                 self.rows[max(rows)] = rows
-                scores = frozenset(offset[i] for i in phase.scores if i in offset)
-                self._all[max(rows)] = rows | scores
         self.last = {at: last for last, rows in self.rows.items() for at in rows}
 
     def whole(self, chosen: Set[int]) -> frozenset[int]:
@@ -112,31 +112,37 @@ class _Choice:
             self.forward, self.needed, self.cheap, self.whole(chosen), self.last.keys()
         )
 
-    def largest_first(self) -> Iterator[int]:
-        """Offsets of ops, the maker of the largest residual left first."""
-        chosen: set[int] = set()
+    def largest_first(self, attentions: Set[int]) -> Iterator[int]:
+        """Offsets of ops, the maker of the largest residual left first.
+
+        Args:
+          attentions: last ops of attentions, repeated in any case.
+        """
+        chosen: set[int] = {*attentions}
         while behind := self._behind(self.residuals(chosen), chosen):
             offset = max(behind, key=lambda maker: (behind[maker], -maker))
             chosen.add(offset)
             yield offset
 
-    def cheapest(self, share: float, operations: Callable[[Op], float]) -> frozenset[int]:
-        """Offsets of the ops of the fewest operations that spare a share of the residuals."""
-        first = self.residuals(frozenset())
-        most = (1.0 - share) * first.nbytes
+    def cheapest(
+        self, share: float, operations: Callable[[Op], float], attentions: Set[int]
+    ) -> frozenset[int]:
+        """Offsets of the ops of the fewest operations that spare a share of the residuals.
+
+        Args:
+          attentions: as of `largest_first`.
+        """
+        most = (1.0 - share) * self.residuals(frozenset()).nbytes
+        first = self.residuals(attentions)
         greedy: set[int] = set()
-        for offset in self.largest_first():
-            if self.residuals(greedy).nbytes <= most:
+        for offset in self.largest_first(attentions):
+            if self.residuals(greedy | attentions).nbytes <= most:
                 break
             greedy.add(offset)
-        ops = self.forward.first
-        behind = self._behind(first, frozenset())
+        work = {at: operations(op) for at, op in enumerate(self.forward.first)}
+        behind = self._behind(first, attentions)
         makers = sorted(behind, key=lambda maker: (-behind[maker], maker))[:MOST_MAKERS]
-        work = {
-            at: sum(operations(ops[k]) for k in self._all.get(at, {at}))
-            for at in {*makers, *greedy}
-        }
-        gain = {at: first.nbytes - self.residuals({at}).nbytes for at in makers}
+        gain = {at: first.nbytes - self.residuals({at} | attentions).nbytes for at in makers}
 
         def order(offsets: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
             return sum(work[at] for at in offsets), len(offsets), offsets
@@ -149,7 +155,9 @@ class _Choice:
         )
         limit = order(tuple(sorted(greedy)))
         better = sorted((s for s in sets if order(s) < limit), key=order)[:MOST_TRIED]
-        fitting = (frozenset(s) for s in better if self.residuals(set(s)).nbytes <= most)
+        fitting = (
+            frozenset(s) for s in better if self.residuals(attentions | set(s)).nbytes <= most
+        )
         return next(fitting, frozenset(greedy))
 
     def _behind(self, residuals: Residuals, chosen: Set[int]) -> dict[int, int]:
