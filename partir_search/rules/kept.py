@@ -1,4 +1,4 @@
-"""`kept`: a value computed again beside an equal stored value, which is the result.
+"""`stored_value`: a value computed again beside an equal stored value, which is the result.
 
 `passes.roll` writes the op on rows of attention that wait for the backward pass. Recognition of
 attention needs the ops of the forward pass behind a row; `passes.kept_values` drops the ops after
@@ -20,7 +20,7 @@ from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.rules.registry import register, result_shape
 
-KEPT = "kept"
+KEPT = "stored_value"
 kept = Primitive(KEPT)
 
 
