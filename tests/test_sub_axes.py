@@ -16,8 +16,15 @@ from jax.sharding import PartitionSpec as P
 import partir_search as ps
 from models import llama
 from partir_search.ir.mesh import MeshShape
+from partir_search.mcts.game import Move, Score, play, rewind
+from partir_search.planning.answers_unsplit import answers_unsplit
+from partir_search.planning.exact_answer import exact_moves
+from partir_search.planning.exact_steps import ExactSteps
+from partir_search.planning.game import PlanningGame
+from partir_search.planning.planner import Planner
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.sub_axes import split_into_sub_axes
+from partir_search.strategies.catalogue import named_strategies
 from tests.support import assert_same, module_of
 
 MESH = MeshShape(("data", "model"), (2, 16)).split({"model": (8, 2)})
@@ -68,6 +75,48 @@ def test_where_axes_split(batch: int, heads: int, kv: int, sizes: Any, sub_axes:
     graph = Graph(module_of(f, *args, ties=[(0, 0)]))
     mesh = MeshShape(("data", "model", "third")[: len(sizes)], sizes)
     assert split_into_sub_axes(graph, mesh).sub_axes() == sub_axes
+
+
+def test_exact_steps_along_whole_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where labels along sub-axes are too many: assignments with equal tiles along all parts."""
+
+    def step(w: Any, v: Any, x: Any) -> Any:
+        grads = jax.grad(lambda w, v: (jnp.tanh(x @ w) @ v).sum(), (0, 1))(w, v)
+        return jax.tree.map(lambda p, g: p - g, (w, v), grads)
+
+    args = tuple(jax.ShapeDtypeStruct(s, "float32") for s in ((512, 2048), (2048, 512), (32, 512)))
+    module = module_of(step, *args, ties=[(0, 0), (1, 1)])
+    planner = Planner(module, MeshShape(("data", "model"), (8, 8)), ps.MACHINES["tpu_v5e"])
+    assert planner.mesh.sub_axes() == {"model": [4, 2]}
+    _, game = planner.game(planner.names)
+    known = named_strategies(planner.mesh, planner.names, game.targets)
+    assert exact_moves(game, known).moves
+    most = max(map(len, ExactSteps(game).tables.variables.sets))
+    monkeypatch.setattr("partir_search.planning.exact_steps.MAX_CHOICES", most - 1)
+    assert not exact_moves(game, known).moves
+    found = answers_unsplit(planner, game, planner.names, (), (), 1000)
+    assert found.moves
+    assert not found.settled
+    tiled = 0
+    for move in found.moves:
+        assert len(list(play(game, [move]))) == 1
+        assert game.state.tiles[1] == game.state.tiles[2]
+        assert game.state.loops[1] == game.state.loops[2]
+        tiled += max(game.state.tiles[1]) >= 0
+        rewind(game, 1)
+    assert tiled
+    assert not answers_unsplit(planner, game, ("data", "model.0"), (), (), 1000).moves
+    scores = [played_score(game, move) for move in found.moves]
+    plan = planner.run([ps.AutomaticPartition()], episodes=900)
+    assert plan.cost.seconds <= min(score.objective for score in scores) * (1.0 + 1e-9)
+
+
+def played_score(game: PlanningGame, move: Move) -> Score:
+    """Score after a move; the state is restored."""
+    played = len(list(play(game, [move])))
+    score = game.score()
+    rewind(game, played)
+    return score
 
 
 def train_args() -> tuple[Any, Any]:

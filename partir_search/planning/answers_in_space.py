@@ -24,8 +24,8 @@ class MeshPlanner(Protocol):
     stage_axes: Sequence[str]
     streams: bool
 
-    def on_mesh(self, mesh: MeshShape) -> MeshPlanner:
-        """Planner of the program on another mesh."""
+    def on_mesh(self, mesh: MeshShape, *, split: bool = True) -> MeshPlanner:
+        """Planner of the program on another mesh, with axes split into sub-axes where useful."""
 
     def game(
         self, axes: Sequence[str], before: Sequence[Action] = (), exclude: Sequence[str] = ()

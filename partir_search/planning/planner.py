@@ -25,6 +25,7 @@ from partir_search.plan.planned import Planned, SearchReport
 from partir_search.plan.search_space import SearchSpace
 from partir_search.plan.serialization import fingerprint
 from partir_search.planning.answers_in_space import answers_in_space
+from partir_search.planning.answers_unsplit import answers_unsplit
 from partir_search.planning.axis_modes import choose_modes
 from partir_search.planning.checks.schedule import check_schedule
 from partir_search.planning.clock import Clock
@@ -262,6 +263,8 @@ class Planner:
                 kept += in_space
             else:
                 exact = exact_moves(game, [*known, *named], episodes=wanted)
+                if not exact.moves:  # of too many labels, along sub-axes
+                    exact = answers_unsplit(self, game, names, before, tactic.exclude, wanted)
         with self._clock.timed("search"):
             paths = [*starts, *((move,) for move in exact.moves[:EXACT_STARTS]), *kept]
             ends = {"settled": exact.settled, "completes": journal.completes}
@@ -296,10 +299,10 @@ class Planner:
         """Bytes per device allowed by the goals; infinite without a `Fit` goal."""
         return min((g.bytes for g in self.goals if isinstance(g, Fit)), default=math.inf)
 
-    def on_mesh(self, mesh: MeshShape) -> Planner:
+    def on_mesh(self, mesh: MeshShape, *, split: bool = True) -> Planner:
         """Planner of the program on another mesh, with the same graph, analyses and fold."""
         other = copy.copy(self)
-        other.mesh = split_into_sub_axes(self.graph, mesh, self.stage_axes)
+        other.mesh = split_into_sub_axes(self.graph, mesh, self.stage_axes) if split else mesh
         other.cache, other.memo = LocalCache(self.machine.traits), {}
         other._clock, other._last = Clock(), collections.deque(maxlen=FINALISTS + 1)
         other.strategy_costs = StrategyCosts()

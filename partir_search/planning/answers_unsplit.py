@@ -1,0 +1,72 @@
+"""Answers of exact steps along whole axes, for a mesh with sub-axes.
+
+Labels grow with the power of the axes: with one axis in two parts, a mixture of experts has more
+than tables hold. Along whole axes tables are small, and each assignment is one of the split
+mesh too, with equal tiles and loops along all parts of an axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partir_search.ir.mesh import MeshShape
+from partir_search.mcts.game import Move, play, rewind
+from partir_search.planning.answers_in_space import MeshPlanner
+from partir_search.planning.assignments import Assign, decisions_to
+from partir_search.planning.exact_answer import ExactAnswer, exact_moves
+from partir_search.planning.game import PlanningGame
+from partir_search.propagation.actions import Action
+from partir_search.strategies.catalogue import named_strategies
+
+
+def answers_unsplit(
+    planner: MeshPlanner,
+    game: PlanningGame,
+    names: Sequence[str],
+    before: Sequence[Action],
+    exclude: Sequence[str],
+    episodes: int,
+) -> ExactAnswer:
+    """The best assignments along whole axes, as moves of a game on the split mesh.
+
+    The search keeps all episodes, and has no bound, as sub-axes may be faster.
+
+    Args:
+      planner: of the mesh with sub-axes.
+      game: of the search, in its first state.
+      names: axes of the search.
+      before: actions applied before the search.
+      exclude: globs of arguments excluded from moves.
+      episodes: of the search.
+
+    Returns:
+      Empty without sub-axes, if `before` or the search names one, or without exact steps.
+    """
+    mesh = planner.mesh
+    given = [*names, *(action.axis for action in before)]
+    if not mesh.sub_axes() or mesh.time_axes or not _are_whole(given, mesh.user):
+        return ExactAnswer()
+    plain = planner.on_mesh(mesh.user, split=False)
+    _, whole = plain.game(names, before, exclude)
+    known = named_strategies(plain.mesh, names, whole.targets, stages=planner.stage_axes)
+    found = exact_moves(whole, known, episodes=episodes)
+    axes = [plain.mesh.names.index(axis) for axis in mesh.whole]
+    return ExactAnswer([_split(game, whole, move, axes) for move in found.moves])
+
+
+def _split(game: PlanningGame, whole: PlanningGame, move: Move, axes: Sequence[int]) -> Assign:
+    """A move along whole axes as a move of a game on the split mesh.
+
+    Args:
+      whole: game along whole axes.
+      axes: [axes of the split mesh] whole axis of each.
+    """
+    played = len(list(play(whole, [move])))
+    tiles, loops = ([rows[a][:] for a in axes] for rows in (whole.state.tiles, whole.state.loops))
+    rewind(whole, played)
+    return Assign("whole axes", tuple(decisions_to(game.state, tiles, loops)))
+
+
+def _are_whole(names: Sequence[str], mesh: MeshShape) -> bool:
+    """True if all names are of axes of the user's mesh, or of several joined."""
+    return all(set(name.split("+")) <= set(mesh.names) for name in names)
