@@ -8,12 +8,13 @@ minor axes, whichever moves fewest bytes.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
+
+import numpy as np
 
 from partir_search.ir.partition import Layout, Partial
 from partir_search.lowering.reshard import reshard
-from partir_search.lowering.reshard_steps import Permute, ReshardStep, Slice
+from partir_search.lowering.reshard_steps import Edges, Permute, ReshardStep, Slice
 
 
 def crosses(source: Layout, target: Layout) -> bool:
@@ -84,21 +85,14 @@ def _permute(
     if not changed:
         return ()
     axes = tuple(sorted(a for s, _ in changed for a in s))
-    holder: dict[tuple[int, ...], int] = {}
-    wanted: list[tuple[int, ...]] = []
-    for device, place in enumerate(itertools.product(*(range(sizes[a]) for a in axes))):
-        at = dict(zip(axes, place, strict=True))
-        holder[tuple(_tile(sizes, s, at) for s, _ in changed)] = device
-        wanted.append(tuple(_tile(sizes, t, at) for _, t in changed))
-    pairs = tuple((holder[tile], device) for device, tile in enumerate(wanted))
+    devices = np.arange(math.prod(sizes[a] for a in axes)).reshape([sizes[a] for a in axes])
+    holders, takers = (
+        devices.transpose([axes.index(a) for dim in each for a in dim]).ravel()
+        for each in zip(*changed, strict=True)
+    )  # [tiles] of the changed dims
+    source_of = np.empty(devices.size, dtype=np.int64)
+    source_of[takers] = holders
+    pairs = Edges(zip(source_of.tolist(), range(devices.size), strict=True))
     if all(a == b for a, b in pairs):  # only axes of size 1 change places
         return (Slice(axes=(), dim=0, layout=target, partial=partial),)
     return (Permute(axes=axes, pairs=pairs, layout=target, partial=partial),)
-
-
-def _tile(sizes: tuple[int, ...], axes: tuple[int, ...], at: dict[int, int]) -> int:
-    """Index, along a dim tiled by `axes`, of the tile on the device at coordinates `at`."""
-    index = 0
-    for a in axes:
-        index = index * sizes[a] + at[a]
-    return index

@@ -121,6 +121,17 @@ class AllToAll(DimStep):
         yield f"split {self.split_dim}"
 
 
+class Edges(tuple[Edge, ...]):
+    """Pairs of positions, as many as devices; their hash is computed once."""
+
+    _hash: int | None = None
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Permute(ReshardStep):
     """Whole tiles sent from device to device.

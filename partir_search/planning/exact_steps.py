@@ -31,7 +31,7 @@ from partir_search.simulator.tables.bound import EFFORT, Bound, bound_below
 from partir_search.simulator.tables.peak import highest_rows
 from partir_search.simulator.tables.tables import CostTables
 
-MAX_LABELS = 100_000  # of all variables; tables with more take longer than a search
+MAX_LABELS = 150_000  # of all variables; tables with more take longer than a search
 MAX_CHOICES = 600  # labels of one variable: a table of two variables has their product
 MAX_BOUNDED = 30_000, 50_000  # labels, and labels times orders of axes, for a bound
 MAX_ENTRIES = 2_000_000  # of one table of elimination
