@@ -101,6 +101,20 @@ def test_values_sliced_twice() -> None:
     assert more(lambda x: jnp.sin(x)[:8].sum(), X, trait=trait) == 0
 
 
+@pytest.mark.parametrize(
+    ("config", "stored"), [((-1, 0, 0), 1), ((0, -1, 0), 1), ((1, -1, 0), 1), ((0, 1, 0), 0)]
+)
+def test_pads_that_cut_are_slices(config: tuple[int, int, int], stored: int) -> None:
+    """Both halves of a spline's bases, one of them padded to divide; a longer pad reads all."""
+
+    def halves(x: Any) -> Any:
+        y = jnp.sin(x)
+        return y[:-1].sum() + (jax.lax.pad(y, 0.0, [config, (0, 0, 0)]) ** 2).sum()
+
+    added = more(halves, X, trait="stores_values_sliced_twice")
+    assert added == pytest.approx(stored * SIZE, rel=1e-3)
+
+
 def test_views_read_in_place() -> None:
     """Half of f32[64, 256], read by two dots: results beside the whole, and no copy."""
 

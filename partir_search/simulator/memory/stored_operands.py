@@ -6,7 +6,8 @@
 - Repeated elements and converted arguments read by convolutions as images
   (`XlaTraits.stores_repeated_images`): neither a broadcast behind a reshape nor a copy of an
   argument into the layout of images is made inside of a convolution.
-- Values sliced by several readers (`XlaTraits.stores_values_sliced_twice`).
+- Values sliced by several readers (`XlaTraits.stores_values_sliced_twice`). A pad with a negative
+  number of elements at an end, made of a slice where dims are padded to divide, is one.
 - Operands and results of moves with gaps between elements
   (`XlaTraits.materializes_dilations`).
 """
@@ -95,12 +96,21 @@ class _Operands:
             yield image.id
 
     def sliced_twice(self, op: Op) -> Iterator[int]:
-        """The result of an elementwise op, if several readers take slices."""
+        """The result of an elementwise op, if several readers take slices or cut ends off."""
         rule = self.rules[op.id]
         if rule.elementwise and not rule.moves and not op.regions and len(op.results) == 1:
             readers = self.uses.users[op.results[0].id]
-            if sum(self.rules[u.id].role is Role.SLICE for u in readers) > 1:
+            if sum(self._reads_part(u) for u in readers) > 1:
                 yield op.results[0].id
+
+    def _reads_part(self, op: Op) -> bool:
+        """True for a slice, and for a pad with a negative number of elements at an end."""
+        rule = self.rules[op.id]
+        if rule.role is not Role.PADDING:
+            return rule.role is Role.SLICE
+        whole, padded = (x.type.shape for x in (op.operands[0], op.results[0]))
+        windows = [(r.dim, *r.tile_window(0, padded[r.dim])) for r in rule.reads]
+        return any(start > 0 or start + width < whole[d] for d, start, width in windows)
 
     def _read_by_dots(self, module: Module) -> set[int]:
         """Ids of values read by dots, directly or moved."""
