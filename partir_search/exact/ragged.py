@@ -17,7 +17,7 @@ class Ragged(Sequence[Floats]):
 
     Attributes:
       entries: all arrays, one after another.
-      starts: [n + 1] where each array begins in `entries`, and the end of the last.
+      starts: [n + 1] first place of each array in `entries`, and the end of the last.
     """
 
     def __init__(self, entries: Floats, lengths: Ints) -> None:
@@ -60,7 +60,7 @@ def lengths_of(arrays: Sequence[npt.NDArray[Any]]) -> Ints:
 
 
 def starts_of(lengths: Ints) -> Ints:
-    """[n + 1] where each of n arrays begins if they follow each other, and the end of the last."""
+    """[n + 1] first place of each of n arrays side by side, and the end of the last."""
     found: Ints = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
     return found
 

@@ -19,7 +19,7 @@ class Subset:
 
     Attributes:
       labels: of all variables, one after another.
-      starts: [n + 1] where the labels of each begin; `ALONE` comes last.
+      starts: [n + 1] first place of each variable's labels; `ALONE` comes last.
       lengths: [n + 1] numbers of labels of each.
     """
 
@@ -34,7 +34,7 @@ class Subset:
         return cls(np.concatenate((*kept, [0])), starts_of(lengths)[:-1], lengths)
 
     def positions(self, labels: Ints) -> Ints:
-        """[n] positions among its labels of one label of each variable."""
+        """[n] position of a label of each variable in the subset."""
         owners, places = cells(self.lengths[:-1])
         found: Ints = places[self.labels[:-1] == labels[owners]]
         return found
@@ -65,7 +65,7 @@ class Terms:
     Attributes:
       ends: [t, 2] ascending variables of each table, or one and `ALONE`.
       entries: tables one after another, each by rows.
-      starts: [t + 1] where each table begins, and the end of the last.
+      starts: [t + 1] first place of each table, and the end of the last.
     """
 
     ends: Ints
@@ -140,7 +140,7 @@ class PairTables(Mapping[Pair, Floats]):
 
     @classmethod
     def of(cls, pairs: Mapping[Pair, Floats], sizes: Sequence[int]) -> PairTables:
-        """Tables of a mapping; tables that are parts of one array are returned as is."""
+        """Tables of a mapping; `PairTables` are returned as is."""
         return pairs if isinstance(pairs, PairTables) else cls(Terms.of([*pairs.items()]), sizes)
 
     def _views(self) -> dict[Pair, Floats]:

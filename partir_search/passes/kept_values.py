@@ -13,7 +13,7 @@ from partir_search.rules.registry import RuleTable, role_of
 
 
 def without_kept(module: Module, table: RuleTable) -> Module:
-    """Module that reads stored values (`rules/kept.py`), without the ops that make them again."""
+    """Module with reads of stored values (`rules/kept.py`), without the ops repeated for them."""
     rewriter = _StoredValues(module)
     new = rewriter.run()
     return without_unread(new, table) if rewriter.count else module

@@ -26,7 +26,7 @@ class LayerKernels:
 
 
 def layer_kernels(module: Module, machine: Machine, devices: int) -> LayerKernels:
-    """Lower bound of the kernels of layers that are scans, each attention as one op."""
+    """Lower bound of the kernels of scanned layers, each attention as one op."""
     rules = RuleTable()
     pairs = [pair for pair in layer_scans(module.body) if pair.backward is not None]
     positions = {p.forward.position: False for p in pairs}

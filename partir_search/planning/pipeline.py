@@ -49,6 +49,7 @@ from partir_search.planning.stage_planner import StagePlanner
 from partir_search.planning.trace import Call, Traced, own_shardings, read_call
 from partir_search.propagation.actions import Action
 from partir_search.propagation.data_arguments import data_arguments
+from partir_search.propagation.sub_axes import check_regions
 
 
 class PlanPipeline:
@@ -235,8 +236,10 @@ class PlanPipeline:
         given = spec.actions if spec else ()
         own = without_ties(stage.module, [*given, *stages.fixed(stage.module)])
         stage = dataclasses.replace(stage, module=own)
+        mesh = self.mesh(stage.module)
+        check_regions(stage.module, mesh)
         warn_opaque(stage.module)
-        warn_of_constraints(stage.module, self.mesh(stage.module), o.mesh)
+        warn_of_constraints(stage.module, mesh, o.mesh)
         warn_constants(stage.module)
         limit = o.memory_limit
         if spec is None and not traced.rewrites.pipeline:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+from partir_search.ir.core import Module, Op
+from partir_search.ir.manual import Manual
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.role import Role
 from partir_search.propagation.data_arguments import batched_arguments
@@ -33,7 +35,7 @@ def split_into_sub_axes(
       ValueError: the user's `shard_map` names an axis missing in the mesh, or of another size.
     """
     named = (
-        _named_axes(graph, mesh)
+        _named_axes(graph.module, mesh)
         | {*whole_axes}
         | {mesh.names[a] for pair in mesh.diagonals for a in pair}
     )
@@ -54,15 +56,24 @@ def split_into_sub_axes(
     return whole.split({**sub_axes, **given})
 
 
-def _named_axes(graph: Graph, mesh: MeshShape) -> set[str]:
+def check_regions(module: Module, mesh: MeshShape) -> None:
+    """Raises a ValueError if a `shard_map` of the user does not lie along axes of the mesh."""
+    for op, manual in _regions(module):
+        if reason := manual.misplaced(mesh):
+            raise ValueError(f"the shard_map at {op.source} {reason}")
+
+
+def _named_axes(module: Module, mesh: MeshShape) -> set[str]:
     """The user's axes along which their own `shard_map` regions lie."""
-    found: set[str] = set()
-    for op in graph.module.ops:
-        if manual := graph.rules[op.id].manual:
-            if reason := manual.misplaced(mesh):
-                raise ValueError(f"the shard_map at {op.source} {reason}")
-            found.update(mesh.whole[a] for name in manual.along for a in mesh.axes(name))
-    return found
+    check_regions(module, mesh)
+    names = (name for _, manual in _regions(module) for name in manual.along)
+    return {mesh.whole[a] for name in names for a in mesh.axes(name)}
+
+
+def _regions(module: Module) -> Iterator[tuple[Op, Manual]]:
+    for op in module.ops:
+        if manual := op.params.get("manual"):
+            yield op, manual
 
 
 def _add(cuts: list[int], cut: int, size: int) -> None:

@@ -67,7 +67,7 @@ class ForwardPhase:
 
 
 def forward_phases(module: Module, table: RuleTable) -> tuple[ForwardPhase, ...]:
-    """All forward phases that `with_attention` makes one op each."""
+    """All forward phases made one op each by `with_attention`."""
     rewriter = _Rewriter(module, table)
     regions = (rewriter.region_ops(region) for region in walk_regions(module.body))
     fused = (found for ops in regions for found in rewriter.find_attentions(ops))

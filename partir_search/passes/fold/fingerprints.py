@@ -1,4 +1,4 @@
-"""Fingerprints of ops: equal for ops that copies of one layer have at one place."""
+"""Fingerprints of ops, equal for ops at one place in copies of one layer."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def fingerprints(linear: LinearOps, key_of: Callable[[Op], Hashable]) -> np.ndar
 
 
 def _moves_keys(op: Op) -> bool:
-    """True for an op that takes random keys from an array of keys, one for each layer, say.
+    """True for an op that takes random keys from an array of keys, as for each layer one.
 
-    Its params say which keys; layers do not differ in that.
+    Params with the positions of keys do not tell layers apart.
     """
     values = [*op.results, *(x for x in op.operands if isinstance(x, Value))]
     return bool(values) and not op.regions and all(map(_holds_keys, values))

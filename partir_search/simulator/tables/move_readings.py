@@ -151,12 +151,12 @@ def read_at(uses: UseArrays, found: Walk, labels: Ints, some: Subset, traits: Xl
 
 
 def _sharing(group: Ints, copy: Ints, layout: Ints, copies: Ints, starts: Ints) -> Ints:
-    """[entries] other uses of the group that read a copy in the layout of the entry.
+    """[entries] further uses of the group with a copy in the layout of the entry.
 
     Args:
       group / copy / layout: [uses] number of the group, and of the copy read and its layout.
       copies: [entries] number of the layout of the copy, or NONE.
-      starts: [uses + 1] where the entries of each use begin.
+      starts: [uses + 1] first place of the entries of each use.
     """
     members = np.flatnonzero((copy >= 0) & (group >= 0))
     order = members[np.argsort(group[members], kind="stable")]

@@ -22,7 +22,7 @@ class UseArrays:
     Attributes:
       ends: [uses, 2] ascending variables of each use's table, or one and `ALONE`.
       items: numbers of redistributions, of all tables.
-      starts: [uses] where each table begins in `items`; uses may share a table.
+      starts: [uses] first place of each table in `items`; uses may share a table.
       strides: [uses, 2] of `items` along each variable.
       kinds: [uses] numbers of the kinds of values.
       prices: by kind.
