@@ -139,7 +139,7 @@ class LimitedBlock:
         return True
 
     def _figures(self) -> tuple[Floats, Floats]:
-        costs = np.array([self._model.energy(x) for x in self._points])
+        costs = self._model.energies(np.array(self._points))
         excesses = [[limit.excess(x) for limit in self._limits] for x in self._points]
         return costs, np.array(excesses).reshape(len(costs), len(self._limits))
 

@@ -80,9 +80,16 @@ class PairwiseModel:
         """Model of a sum of terms over variables with `sizes` labels."""
         return cls(*summed(sizes, parts), constant)
 
+    def energies(self, labels: Ints) -> Floats:
+        """[...] costs of labellings [..., n]."""
+        single, pairs = self.terms
+        return (
+            self.constant + single.energies(labels, self.sizes) + pairs.energies(labels, self.sizes)
+        )
+
     def energy(self, labels: Ints) -> float:
         """Cost of a labelling."""
-        return self.constant + sum(part.energy(labels, self.sizes) for part in self.terms)
+        return float(self.energies(labels))
 
     def restricted(self, kept: Sequence[Ints]) -> PairwiseModel:
         """Model of a subset of the labels.

@@ -120,10 +120,17 @@ class Terms:
         """The sum times a factor."""
         return Terms(self.ends, self.entries * factor, self.starts)
 
+    def energies(self, labels: Ints, sizes: Sequence[int]) -> Floats:
+        """[...] values at labellings [..., variables]."""
+        first, second = self.ends.T
+        columns, alone = np.append(sizes, 1)[second], second == ALONE
+        at = labels[..., first] * columns + np.where(alone, 0, labels[..., second])
+        found: Floats = self.entries[self.starts[:-1] + at].sum(axis=-1)
+        return found
+
     def energy(self, labels: Ints, sizes: Sequence[int]) -> float:
         """Value at a labelling."""
-        at, columns = np.append(labels, 0)[self.ends], np.append(sizes, 1)[self.ends[:, 1]]
-        return float(self.entries[self.starts[:-1] + at[:, 0] * columns + at[:, 1]].sum())
+        return float(self.energies(labels, sizes))
 
 
 class PairTables(Mapping[Pair, Floats]):

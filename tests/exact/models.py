@@ -28,8 +28,10 @@ def random_model(
 
 def enumerated(model: PairwiseModel) -> Labelling:
     """The minimum over all labellings."""
-    each = (np.array(x) for x in itertools.product(*map(range, model.sizes)))
-    return min((Labelling(model.energy(x), x) for x in each), key=lambda found: found.energy)
+    each = np.array([*itertools.product(*map(range, model.sizes))])
+    energies = model.energies(each)
+    least = int(np.argmin(energies))
+    return Labelling(float(energies[least]), each[least])
 
 
 def grid(seed: int, rows: int, columns: int, labels: int, strength: float = 1.0) -> PairwiseModel:

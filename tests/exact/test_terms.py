@@ -44,6 +44,7 @@ def test_sums_are_those_of_a_builder(seed: int) -> None:
         total = sum(float(table[x[u], x[v]]) for (u, v), table in each)
         total += sum(float(costs[label]) for costs, label in zip(single, labels, strict=True))
         assert whole.energy(x) == pytest.approx(total + 0.5)
+        assert whole.energies(np.stack([x, x])) == pytest.approx([total + 0.5] * 2)
         assert builder.model().energy(x) == pytest.approx(total)
         assert alone.energy(x, SIZES) + terms.energy(x, SIZES) == pytest.approx(total)
         if all(label in k for label, k in zip(labels, kept, strict=True)):

@@ -55,10 +55,11 @@ def test_copies_cost_at_least_their_bound(seed: int, count: int) -> None:
     shares, joint = (ModelBuilder([3, *[4] * count]) for _ in range(2))
     group.add_shares(shares)
     group.add_joint(joint, 1000.0)
+    shared, whole = shares.model(), joint.model()
     for tiling, *labels in itertools.product(range(3), *[range(4)] * count):
         true, at = paid(uses, tiling, tuple(labels)), np.array([tiling, *labels])
-        bound = least_completion(joint.model(), at)
-        assert shares.model().energy(at) <= true + 1e-9
+        bound = least_completion(whole, at)
+        assert shared.energy(at) <= true + 1e-9
         assert bound == pytest.approx(true) if count < 4 else bound <= true + 1e-9
 
 
