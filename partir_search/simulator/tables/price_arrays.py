@@ -34,14 +34,7 @@ class PriceArrays:
         self._extend(kinds, items, rows)
         at = self._starts[kinds] + rows
         found = self._all or _joined(self._parts)
-        return Columns(
-            found.reduced[at],
-            found.moved[at],
-            found.gathers[:, at],
-            found.at_once[at],
-            found.copied[at],
-            self._steps.copies[places],
-        )
+        return found.picked(at, self._steps.copies[places])
 
     def _extend(self, kinds: Ints, items: Ints, rows: Ints) -> None:
         """Adds the prices of kinds with steps that no earlier call met.

@@ -52,6 +52,17 @@ class Columns:
     copied: Floats
     copies: Ints
 
+    def picked(self, at: Ints, copies: Ints) -> Columns:
+        """Prices at places `at` of any shape, with the numbers of their copies' layouts."""
+        return Columns(
+            self.reduced[at],
+            self.moved[at],
+            self.gathers[:, at],
+            self.at_once[at],
+            self.copied[at],
+            copies,
+        )
+
     def part(self, start: int, stop: int, shape: tuple[int, ...]) -> Columns:
         """Prices of a stretch, in a shape."""
         return Columns(
@@ -80,15 +91,7 @@ class Prices:
     def of(self, items: Ints) -> Columns:
         """Prices of redistributions, in the shape of their numbers `items`."""
         places, at = self._read(items)
-        found = self._all
-        return Columns(
-            found.reduced[at],
-            found.moved[at],
-            found.gathers[:, at],
-            found.at_once[at],
-            found.copied[at],
-            self._pricer.steps.copies[places],
-        )
+        return self._all.picked(at, self._pricer.steps.copies[places])
 
     def of_each(self, tables: Sequence[Ints]) -> list[Columns]:
         """Prices of tables of redistributions, read together."""
