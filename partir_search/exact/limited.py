@@ -38,9 +38,6 @@ class _Limit:
     usage: PairwiseModel
     most: float
 
-    def excess(self, labels: Ints) -> float:
-        return self.usage.energy(labels) / self.most - 1.0
-
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Within:
@@ -139,9 +136,11 @@ class LimitedBlock:
         return True
 
     def _figures(self) -> tuple[Floats, Floats]:
-        costs = self._model.energies(np.array(self._points))
-        excesses = [[limit.excess(x) for limit in self._limits] for x in self._points]
-        return costs, np.array(excesses).reshape(len(costs), len(self._limits))
+        points = np.array(self._points)
+        excesses = np.empty((len(points), len(self._limits)))
+        for i, limit in enumerate(self._limits):
+            excesses[:, i] = limit.usage.energies(points) / limit.most - 1.0
+        return self._model.energies(points), excesses
 
     def _master(self) -> Multipliers:
         costs, excesses = self._figures()

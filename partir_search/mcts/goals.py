@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from partir_search.mcts.game import Score
@@ -56,6 +56,11 @@ class Fit:
 
     def objective(self, cost: _Sized) -> float:
         return 0.0
+
+
+def memory_limit(goals: Iterable[object]) -> float:
+    """Bytes per device allowed by goals; infinite without a `Fit` goal."""
+    return min((goal.bytes for goal in goals if isinstance(goal, Fit)), default=math.inf)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

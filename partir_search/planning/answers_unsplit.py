@@ -13,7 +13,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.game import Move, play, rewind
 from partir_search.planning.answers_in_space import MeshPlanner
 from partir_search.planning.assignments import Assign, decisions_to
-from partir_search.planning.exact_answer import ExactAnswer, exact_moves
+from partir_search.planning.exact_answer import EPISODES_PER_START, ExactAnswer, exact_moves
 from partir_search.planning.game import PlanningGame
 from partir_search.propagation.actions import Action
 from partir_search.strategies.catalogue import named_strategies
@@ -40,11 +40,14 @@ def answers_unsplit(
       episodes: of the search.
 
     Returns:
-      Empty without sub-axes, if `before` or the search names one, or without exact steps.
+      Empty without sub-axes, if `before` or the search names one, for short searches, and without
+      exact steps.
     """
     mesh = planner.mesh
     given = [*names, *(action.axis for action in before)]
-    if not mesh.sub_axes() or mesh.time_axes or not _are_whole(given, mesh.user):
+    if episodes < EPISODES_PER_START or not mesh.sub_axes() or mesh.time_axes:
+        return ExactAnswer()
+    if not _are_whole(given, mesh.user):
         return ExactAnswer()
     plain = planner.on_mesh(mesh.user, split=False)
     _, whole = plain.game(names, before, exclude)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from jax.sharding import Mesh
 
 from partir_search.arguments.axes import AnyMesh, auto_axes, is_context
 from partir_search.ir.mesh import MeshShape
-from partir_search.mcts.goals import Fit, Goal
+from partir_search.mcts.goals import Goal, memory_limit
 from partir_search.passes.group_arguments import Group
 from partir_search.passes.pipeline.form import ALL
 from partir_search.plan.cache import PlanCache
@@ -77,7 +76,7 @@ class Options:
         """Bytes per device allowed by the goals; infinite without a `Fit` goal."""
         if self.goals is None:
             return self.machine.hbm_bytes
-        return min((g.bytes for g in self.goals if isinstance(g, Fit)), default=math.inf)
+        return memory_limit(self.goals)
 
     @property
     def replays(self) -> bool:

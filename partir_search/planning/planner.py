@@ -18,7 +18,7 @@ from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.localize import localize
 from partir_search.mcts.game import Move, Record, Score
-from partir_search.mcts.goals import Fastest, Fit, Goal, scorer
+from partir_search.mcts.goals import Fastest, Fit, Goal, memory_limit, scorer
 from partir_search.mcts.search import Result
 from partir_search.plan.evaluation import Evaluated
 from partir_search.plan.planned import Planned, SearchReport
@@ -297,7 +297,7 @@ class Planner:
     @property
     def memory_limit(self) -> float:
         """Bytes per device allowed by the goals; infinite without a `Fit` goal."""
-        return min((g.bytes for g in self.goals if isinstance(g, Fit)), default=math.inf)
+        return memory_limit(self.goals)
 
     def on_mesh(self, mesh: MeshShape, *, split: bool = True) -> Planner:
         """Planner of the program on another mesh, with the same graph, analyses and fold."""

@@ -1,4 +1,4 @@
-"""Arguments with data: those outside of the train state, less parameters that are not trained."""
+"""Data arguments of a train step: neither train state nor frozen parameters."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def fingerprints(linear: LinearOps, key_of: Callable[[Op], Hashable]) -> np.ndar
 
 
 def _moves_keys(op: Op) -> bool:
-    """True for an op that takes random keys from an array of keys, as for each layer one.
+    """True for an op that takes random keys from an array with a key for each layer.
 
     Params with the positions of keys do not tell layers apart.
     """

@@ -165,7 +165,7 @@ class OrderedTables:
 
     @functools.cached_property
     def _contradictions(self) -> Terms:
-        """1 where two labels contradict, else 0."""
+        """Indicators of contradicting labels, 1 or 0, for each inconsistent pair of variables."""
         return Terms.of([(pair, wrong.astype(np.float64)) for pair, wrong in self.inconsistent])
 
     def walk(self, labels: Ints) -> Walk:

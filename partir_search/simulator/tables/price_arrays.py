@@ -31,13 +31,11 @@ class PriceArrays:
         """
         places = self._steps.places(items)
         rows = np.where(self._windows[kinds], places, self._steps.row_of[places])
-        self._extend(kinds, items, rows)
-        at = self._starts[kinds] + rows
-        found = self._all or _joined(self._parts)
-        return found.picked(at, self._steps.copies[places])
+        found = self._extended(kinds, items, rows)
+        return found.picked(self._starts[kinds] + rows, self._steps.copies[places])
 
-    def _extend(self, kinds: Ints, items: Ints, rows: Ints) -> None:
-        """Adds the prices of kinds with steps that no earlier call met.
+    def _extended(self, kinds: Ints, items: Ints, rows: Ints) -> Columns:
+        """Prices of all kinds, with those of steps that no earlier call met.
 
         Args:
           rows: [n] numbers of the redistributions among the prices of their kind.
@@ -50,6 +48,7 @@ class PriceArrays:
         if self._all is None:
             self._lengths = lengths_of([part.reduced for part in self._parts])
             self._starts, self._all = starts_of(self._lengths)[:-1], _joined(self._parts)
+        return self._all
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
