@@ -110,6 +110,31 @@ def test_rewrite_computes_the_same(tiles: Any, every: int) -> None:
 
 
 @pytest.mark.devices
+@pytest.mark.parametrize("tiles", [[], [(0, 0, "batch"), (1, 1, "model")]])
+def test_results_stored_in_segments_do_not_run_again(tiles: Any) -> None:
+    """The second product of each segment is stored; evaluator, emitted program, plain function."""
+    args = deep_args()
+    module = module_of(deep, *args, ties=[(i + 1, i) for i in range(4)])
+    ops, segments = module.body.ops, find_segments(module)
+
+    def products(found: Module) -> int:
+        return sum(op.prim == "dot_general" for op in found.ops)
+
+    stored = [
+        (begin, stop, [at for at in range(begin, stop) if ops[at].prim == "dot_general"][-1])
+        for begin, stop in segments
+    ]
+    whole, part = rematerialize(module, segments), rematerialize(module, stored)
+    assert sum(op.prim == "checkpoint" for op in part.ops) == len(segments)
+    assert products(module) < products(part) < products(whole)
+    verify(part)
+    state = state_of(part)
+    for arg, dim, axis in tiles:
+        tile_arg(state, arg, dim, axis)
+    check_partition(state.partition(), deep, args)
+
+
+@pytest.mark.devices
 def test_gradients_leave_segments_narrow() -> None:
     """They are widened for the optimizer after the segment, where the widening is fused."""
 

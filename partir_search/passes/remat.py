@@ -3,7 +3,8 @@
 Values of a segment read by the backward pass are not stored. Their makers are copied before the
 first late use, and copy and late uses become one `checkpoint` op with a region, as `jax.checkpoint`
 would write. Values read by the forward pass after the segment (the residual stream) are stored: the
-copy starts from them. Chen et al. 2016 (arXiv 1604.06174).
+copy starts from them. Results of some ops of a segment may be stored as well, as by a policy of
+`jax.checkpoint`; the ops behind them do not run again. Chen et al. 2016 (arXiv 1604.06174).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from partir_search.passes.remat_copies import MOVED, RematRewriter
 from partir_search.passes.remat_scan import find_scan_remats, remat_scans
 from partir_search.rules.construct import rematerialization
 
-Range = tuple[int, int]  # positions of the first op and of the op after the last
+Range = tuple[int, int, *tuple[int, ...]]
+"""Segment: positions of the first op, of the op after the last, and of ops with stored results."""
 
 # At a cut, fewer bytes cross than anywhere within a window to either side.
 WINDOW_SHARE = 40  # forward pass over the window's length
@@ -70,7 +72,7 @@ def find_segments(module: Module) -> list[Range]:
     if scans := find_scan_remats(module, n):
         return [(r.position, r.position + 1) for r in scans]
     ops = module.body.ops
-    uses = _Uses(module, n)
+    uses = Uses(module, n)
     crossing, freed = np.zeros(n + 1), np.zeros(n + 1)
     for at, op in enumerate(ops[:n]):
         for r in op.results:
@@ -122,7 +124,7 @@ def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
         module = remat_scans(module, scans)
         alone = {(r.position, r.position + 1) for r in scans}
         segments = [s for s in segments if s not in alone]
-    uses = _Uses(module, n)
+    uses = Uses(module, n)
     return _Rewriter(module, _windows(module, uses, n, segments), uses).run()
 
 
@@ -133,40 +135,51 @@ def find_windows(module: Module, segments: Sequence[Range]) -> list[Window]:
       segments: disjoint, in program order. Scans have no window.
     """
     n = forward_length(module)
-    return _windows(module, _Uses(module, n), n, segments)
+    return _windows(module, Uses(module, n), n, segments)
 
 
-def _windows(module: Module, uses: _Uses, n: int, segments: Sequence[Range]) -> list[Window]:
+def _windows(module: Module, uses: Uses, n: int, segments: Sequence[Range]) -> list[Window]:
     windows: list[Window] = []
     free = n  # first position of the window after
-    for begin, stop in reversed(segments):
-        found = _window(module, uses, begin, stop)
+    for segment in reversed(segments):
+        found = window_of(module, uses, segment)
         if found is not None and found.first >= free:
             windows.append(found)
             free = found.last + 1
     return windows
 
 
-class _Uses:
+class Uses:
     """Uses of values made in a module's body, as positions in the body.
 
     Attributes:
+      forward: position of the first op of the backward pass.
       results: ids of the values returned by the module.
     """
 
     def __init__(self, module: Module, n: int) -> None:
         """Splits uses at position `n`, the first op of the backward pass."""
         uses = def_use(module)
-        self._users, self._position, self._n = uses.users, uses.position.tolist(), n
+        self._users, self._position, self.forward = uses.users, uses.position.tolist(), n
+        self._makers = uses.makers
         self.results = {x.id for x in module.body.results if isinstance(x, Value)}
 
     def early(self, v: int, default: int = -1) -> int:
         """Returns the position of a value's last use among the first `n` ops, or `default`."""
-        return max((at for at in self._positions(v) if at < self._n), default=default)
+        return max((at for at in self._positions(v) if at < self.forward), default=default)
 
     def late(self, v: int) -> list[int]:
         """Returns the positions of a value's uses from op `n` on, in order."""
-        return [at for at in self._positions(v) if at >= self._n]
+        return [at for at in self._positions(v) if at >= self.forward]
+
+    def made(self, v: int) -> int | None:
+        """Returns the position of a value's op; None for an argument."""
+        maker = self._makers[v]
+        return None if maker is None else self._position[maker.id]
+
+    def before(self, v: int, at: int, default: int = -1) -> int:
+        """Returns the position of a value's last use before a position, or `default`."""
+        return max((use for use in self._positions(v) if use < at), default=default)
 
     def after(self, v: int, at: int) -> bool:
         """True if a value is returned by the module, or used after a position."""
@@ -176,11 +189,13 @@ class _Uses:
         return [self._position[user.id] for user in self._users[v]]
 
 
-def _window(module: Module, uses: _Uses, begin: int, stop: int) -> Window | None:
+def window_of(module: Module, uses: Uses, segment: Range) -> Window | None:
     """Returns a segment's window; None if no value is used late or a recomputed op has effects."""
+    begin, stop, *stored = segment
     ops = module.body.ops
     maker = {r.id: at for at in range(begin, stop) for r in ops[at].results}
     kept = {v for v in maker if uses.early(v) >= stop}
+    kept.update(r.id for at in stored for r in ops[at].results)
     wanted = [v for v in maker if uses.late(v) and v not in kept and v not in uses.results]
     if not wanted:
         return None
@@ -194,13 +209,13 @@ def _window(module: Module, uses: _Uses, begin: int, stop: int) -> Window | None
             again.add(at)
             todo += [v.id for _, v in ops[at].inputs() if v.id in maker and v.id not in kept]
     late = [at for v in wanted for at in uses.late(v)]
-    return Window((begin, stop), min(late), max(late), tuple(sorted(again)))
+    return Window(segment, min(late), max(late), tuple(sorted(again)))
 
 
 class _Rewriter(RematRewriter):
     """Rewrites windows of a module's body as `checkpoint` ops."""
 
-    def __init__(self, module: Module, windows: Sequence[Window], uses: _Uses) -> None:
+    def __init__(self, module: Module, windows: Sequence[Window], uses: Uses) -> None:
         super().__init__(module)
         self.windows, self.uses = {w.first: w for w in windows}, uses
         self._entered = collections.Counter[int]()  # by value id, regions with an argument for it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self, Unpack, get_args, get_origin, get_type_hints
 
 from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.messages.wording import shown
@@ -33,7 +33,8 @@ class Rewrites:
       stacks: equal programs (Newton-Schulz iterations of several matrices) computed once, on a
         stack.
       padding: dims padded inside the program, one per class of equal dims.
-      remat: segments of the forward pass (positions of ops) recomputed in the backward pass.
+      remat: segments of the forward pass recomputed in the backward pass, with the ops whose
+        results are stored (`passes.remat.Range`).
     """
 
     microbatches: int = _entry(1, "a whole number")
@@ -42,7 +43,7 @@ class Rewrites:
     scan_layers: bool = _entry(False, "true or false")
     stacks: tuple[Stack, ...] = _entry((), "a list of stacks of programs")
     padding: tuple[Pad, ...] = _entry((), "a list of padded dims")
-    remat: tuple[Range, ...] = _entry((), "pairs of positions")
+    remat: tuple[Range, ...] = _entry((), "lists of two positions or more")
 
     @property
     def loop(self) -> Rewrites:
@@ -86,6 +87,9 @@ def _read(kind: Any, value: Any) -> Any:
     inner, *others = get_args(kind)
     if others == [...]:
         return tuple(_read(inner, x) for x in value)
+    if others and get_origin(others[-1]) is Unpack:  # of any number: tuple[int, *tuple[int, ...]]
+        rest = others.pop()
+        others += [get_args(rest)[0]] * max(len(value) - len(others) - 1, 0)
     return tuple(_read(k, x) for k, x in zip((inner, *others), value, strict=True))
 
 
@@ -97,8 +101,15 @@ class Rewritten:
 
     @property
     def remat(self) -> tuple[Range, ...]:
-        """Segments of the forward pass (positions of ops) recomputed in the backward pass."""
+        """Segments of the forward pass recomputed in the backward pass, as positions of ops: the
+        first, the one after the last, and those whose results are stored.
+        """
         return self.rewrites.remat
+
+    @property
+    def stored_results(self) -> int:
+        """Number of ops of recomputed segments whose results are stored."""
+        return sum(len(stored) for _, _, *stored in self.remat)
 
     @property
     def microbatches(self) -> int:

@@ -57,7 +57,7 @@ class Forms:
         if planner.model.least_peak(planner.mesh.devices) <= plan.memory_limit:
             forms = {"none": self.base, **forms}
         everything = self.planner_of.recomputed(self.base)
-        if len(everything.segments) > len(plan.remat):
+        if everything.segments != plan.remat:
             forms["all"] = everything.module
         return forms
 

@@ -105,8 +105,8 @@ def fit_by_remat(
             return start, tuple(segments), None  # decisions on recomputed values do not hold
         if peak <= target_bytes:
             return without, (), peak
-        if peaks := predict_segments(module, segments, without, start):
-            kinds = kinds_of(module, segments)
+        kinds = kinds_of(module, segments)
+        if peaks := predict_segments(module, segments, kinds, without, start):
             return *_fewest(with_some, start, peaks, kinds, target_bytes, objective), peak
         return *_fewest_scans(with_some, start, segments, target_bytes), peak
 
@@ -145,7 +145,7 @@ def _worth(
 def kinds_of(module: Module, segments: Sequence[Range]) -> dict[Range, tuple[str, ...]]:
     """Kind of each segment: segments with the same ops are of one kind."""
     ops = module.body.ops
-    return {s: tuple(op.prim for op in ops[slice(*s)]) for s in segments}
+    return {s: tuple(op.prim for op in ops[slice(*s[:2])]) for s in segments}
 
 
 def _fewest(
@@ -158,7 +158,8 @@ def _fewest(
 ) -> tuple[Planned, tuple[Range, ...]]:
     """Finds the fewest segments whose recomputation fits, by predicted peaks.
 
-    The peak of each plan made corrects the predictions for the next choice.
+    Segments run again in part or, if no such plan is better, as a whole alone. The peak of each
+    plan made corrects the predictions for the next choice.
 
     Args:
       plan_with: function from segments to a plan.
@@ -174,16 +175,22 @@ def _fewest(
     segments = tuple(kinds)
     best, chosen, tried = full, segments, {segments}
     predicted_limit = limit - (full.cost.peak_bytes - peaks.peak(segments))
-    for _ in range(PROBES):
-        some = peaks.fewest(predicted_limit, kinds)
-        gain = peaks.saved(some) - peaks.saved(chosen)
-        if some in tried or gain < MIN_GAIN * full.cost.seconds:
+    for predicted in (peaks, peaks.whole()):
+        while len(tried) <= PROBES:
+            some = predicted.fewest(predicted_limit, kinds)
+            gain = peaks.spent(chosen) - peaks.spent(some)
+            if some in tried or gain < MIN_GAIN * full.cost.seconds:
+                break
+            tried.add(some)
+            planned = plan_with(some)
+            if objective(planned.cost) > objective(full.cost):
+                break  # kernels bound by memory run no faster in part
+            peak = planned.cost.peak_bytes
+            predicted = predicted.corrected(some, peak + predicted_limit - limit)
+            if peak <= limit and objective(planned.cost) <= objective(best.cost):
+                best, chosen = planned, some
+        if best is not full:
             break
-        tried.add(some)
-        planned = plan_with(some)
-        peaks = peaks.corrected(some, planned.cost.peak_bytes + predicted_limit - limit)
-        if planned.cost.peak_bytes <= limit and objective(planned.cost) <= objective(best.cost):
-            best, chosen = planned, some
     return best, chosen
 
 

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partir_search.passes.remat import Window, find_windows
+from partir_search.passes.remat import Range, Window, find_windows
 from partir_search.plan.facts import PlanFacts
 from partir_search.simulator.arrays import Floats
 from partir_search.simulator.instruction_seconds import instruction_seconds
-
-Range = tuple[int, int]  # positions of the first op and of the op after the last
 
 
 def recomputed_figures(plan: PlanFacts, segments: Sequence[Range]) -> tuple[float, float] | None:

@@ -1,160 +1,169 @@
 """Prediction of peaks and seconds of a plan with any segments of the forward pass recomputed.
 
-Two programs are simulated under the same decisions: one with no and one with all segments
-recomputed. The difference of live bytes before the windows of two adjacent segments is the number
-of bytes freed by the recomputation of one segment; a step with some segments recomputed is composed
-of rows of both curves. A rewrite and an analysis per choice of segments cost a hundred times more.
+The effects of single segments (`segment_effects`) are added up. A segment runs again as a whole or,
+with results of some ops stored, in part: values stored are those that save the most seconds per
+byte. A rewrite and an analysis per choice of segments cost a hundred times more.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
 from partir_search.ir.core import Module, Op
-from partir_search.passes.remat import AGAIN, Range, Window, find_windows, forward_length
+from partir_search.passes.remat import AGAIN, Range, find_windows
 from partir_search.plan.planned import Planned
+from partir_search.planning.segment_effects import Effect, SegmentEffects
 from partir_search.simulator.arrays import Floats
-from partir_search.simulator.schedule import ScheduledRegion
-from partir_search.simulator.simulator import Simulation
+
+HEAVY = 0.01  # of the seconds of a segment's recomputation, for an op whose results may be stored
+MOST_HEAVY = 16  # ops of a segment whose results may be stored
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class SegmentPeaks:
-    """Live bytes and seconds of recomputation per segment, under fixed decisions.
-
-    Windows are in the order of the backward pass: the last segment comes first.
+    """Live bytes and seconds with segments recomputed, under fixed decisions.
 
     Attributes:
-      windows: windows of the segments.
-      freed: [windows] bytes freed by recomputation of the segment until the window begins.
-      seconds: [windows] seconds of one recomputation.
-      stored / recomputed: [windows] most live bytes within the window, with no and with all
-        segments recomputed.
-      outside: [windows + 1] most live bytes before the first window from the end of the forward
-        pass, between windows and after the last, with no segment recomputed.
-      forward: [windows] most live bytes from a segment's first op to the next segment's, with no
-        segment recomputed.
-      shared: correction in bytes per segment without recomputation; negative if adjacent segments
-        store a value between both once.
+      live: [positions] live bytes with no segment recomputed.
+      forms: forms of each segment: the segment recomputed as a whole, last, and with results of
+        some ops stored, each form with fewer bytes per second saved than the form before.
+      effects: function from a form to the effect.
+      scale: seconds over the sums of the effects' seconds.
+      error: bytes to add to the sums of effects.
     """
 
-    windows: Sequence[Window]
-    freed: Sequence[float]
-    seconds: Sequence[float]
-    stored: Sequence[float]
-    recomputed: Sequence[float]
-    outside: Sequence[float]
-    forward: Sequence[float]
-    shared: float = 0.0
+    live: Floats
+    forms: Mapping[Range, Sequence[Range]]
+    effects: Callable[[Range], Effect | None]
+    scale: float = 1.0
+    error: float = 0.0
 
     def corrected(self, segments: Sequence[Range], peak: float) -> SegmentPeaks:
         """Predictions with the peak of a plan with some segments recomputed."""
-        left = len(self.windows) - len(segments)
-        shared = self.shared + (peak - self.peak(segments)) / max(left, 1)
-        return dataclasses.replace(self, shared=shared)
+        return dataclasses.replace(self, error=self.error + peak - self.peak(segments))
+
+    def whole(self) -> SegmentPeaks:
+        """Predictions of segments recomputed as a whole alone."""
+        return dataclasses.replace(self, forms={s: forms[-1:] for s, forms in self.forms.items()})
 
     def peak(self, segments: Sequence[Range]) -> float:
         """Predicted peak bytes of a device with some segments recomputed."""
-        chosen = set(segments)
-        is_chosen = [w.segment in chosen for w in self.windows]
-        freed = [f if c else 0.0 for f, c in zip(self.freed, is_chosen, strict=True)]
-        pending, left = sum(freed), sum(self.freed) - sum(freed)
-        peak = self.outside[0] - pending
-        for i, again in enumerate(is_chosen):
-            peak = max(peak, self.forward[i] - (pending - freed[i]))
-            left -= 0.0 if again else self.freed[i]
-            pending -= freed[i]
-            within = self.recomputed[i] + left if again else self.stored[i] - pending
-            peak = max(peak, within, self.outside[i + 1] - pending)
-        return peak + self.shared * (len(self.windows) - len(chosen))
+        freed = np.zeros(len(self.live) + 1)
+        for effect in filter(None, map(self.effects, segments)):
+            np.add.at(freed, effect.positions, effect.freed)
+        return float(np.max(self.live - np.cumsum(freed)[:-1], initial=0.0)) + self.error
 
-    def saved(self, segments: Sequence[Range]) -> float:
-        """Seconds saved by recomputation of the given segments alone."""
-        chosen = set(segments)
-        pairs = zip(self.windows, self.seconds, strict=True)
-        return sum(spent for w, spent in pairs if w.segment not in chosen)
+    def spent(self, segments: Sequence[Range]) -> float:
+        """Seconds of the recomputation of some segments."""
+        return self.scale * sum(e.seconds for e in map(self.effects, segments) if e is not None)
 
     def fewest(self, limit: float, kinds: Mapping[Range, Hashable]) -> tuple[Range, ...]:
         """Segments with a predicted peak within a limit, and few seconds; all if none suffice.
 
-        Kinds with the most bytes freed per second come first. Needless segments are left out after,
-        most seconds first: the last layer's, say, with a window at the peak.
+        Forms with the most bytes freed per second come first, of all segments of a kind. Needless
+        forms are left out after, most seconds first: the last layer's, say, with a window at the
+        peak.
 
         Args:
           limit: bytes per device.
           kinds: kind of each segment; segments of one kind are measured together.
         """
-        freed, seconds = dict[Hashable, float](), dict[Hashable, float]()
-        for window, some_bytes, spent in zip(self.windows, self.freed, self.seconds, strict=True):
-            kind = kinds[window.segment]
-            freed[kind] = freed.get(kind, 0.0) + some_bytes
-            seconds[kind] = seconds.get(kind, 0.0) + spent
-        worth = {k: freed[k] / max(seconds[k], 1e-30) for k in freed}
-        ranked = sorted((w.segment for w in self.windows), key=lambda s: (-worth[kinds[s]], s))
-        counts = range(len(ranked))
-        least = bisect.bisect_left(counts, True, key=lambda n: self.peak(ranked[:n]) <= limit)
-        chosen = ranked[:least]
-        cost = {w.segment: spent for w, spent in zip(self.windows, self.seconds, strict=True)}
-        for segment in sorted(chosen, key=lambda s: (-cost[s], -s[0])):
-            fewer = [s for s in chosen if s != segment]
-            if self.peak(fewer) <= limit:
-                chosen = fewer
-        return tuple(sorted(chosen))
+        steps = self._steps(kinds)
+
+        def chosen(count: int) -> dict[Range, int]:
+            found = dict[Range, int]()
+            for segment, form in steps[:count]:
+                found[segment] = form
+            return found
+
+        def forms(found: Mapping[Range, int]) -> list[Range]:
+            return [self.forms[s][form] for s, form in found.items()]
+
+        counts = range(len(steps))
+        least = bisect.bisect_left(counts, True, key=lambda n: self.peak(forms(chosen(n))) <= limit)
+        found = chosen(least)
+        for segment in sorted(found, key=lambda s: (-self._saved_by_less(s, found[s]), -s[0])):
+            fewer = dict(found)
+            fewer[segment] -= 1
+            if fewer[segment] < 0:
+                del fewer[segment]
+            if self.peak(forms(fewer)) <= limit:
+                found = fewer
+        return tuple(sorted(forms(found)))
+
+    def _steps(self, kinds: Mapping[Range, Hashable]) -> list[tuple[Range, int]]:
+        """Segments with the next form each, in the order of bytes freed per second."""
+        freed = dict[tuple[Hashable, int], float]()
+        seconds = dict[tuple[Hashable, int], float]()
+        for segment, forms in self.forms.items():
+            for number in range(len(forms)):
+                more, spent = self._more(segment, number)
+                key = kinds[segment], number
+                freed[key] = freed.get(key, 0.0) + more
+                seconds[key] = seconds.get(key, 0.0) + spent
+        worth = {key: freed[key] / max(seconds[key], 1e-30) for key in freed}
+        for kind, number in worth:  # in order of the numbers
+            if number:
+                worth[kind, number] = min(worth[kind, number], worth[kind, number - 1])
+        steps = [(s, number) for s, forms in self.forms.items() for number in range(len(forms))]
+        return sorted(steps, key=lambda step: (-worth[kinds[step[0]], step[1]], step[1], step[0]))
+
+    def _more(self, segment: Range, number: int) -> tuple[float, float]:
+        """Bytes freed and seconds of a form beyond those of the form before."""
+        forms = self.forms[segment]
+        here, before = self.effects(forms[number]), self.effects(forms[number - 1])
+        freed, seconds = (here.nbytes, here.seconds) if here else (0.0, 0.0)
+        if number and before:
+            freed, seconds = freed - before.nbytes, seconds - before.seconds
+        return freed, seconds
+
+    def _saved_by_less(self, segment: Range, number: int) -> float:
+        return self._more(segment, number)[1]
 
 
 def predict_segments(
-    module: Module, segments: Sequence[Range], without: Planned, full: Planned
+    module: Module,
+    segments: Sequence[Range],
+    kinds: Mapping[Range, Hashable],
+    without: Planned,
+    full: Planned,
 ) -> SegmentPeaks | None:
     """Predicts peaks from plans of the same decisions.
 
     Args:
       module: the program without recomputation.
       segments: all segments, in program order.
+      kinds: kind of each segment; segments of one kind have the same forms.
       without: the plan with no segment recomputed.
       full: the plan with all segments recomputed.
 
     Returns:
       None for segments without windows (scans).
     """
-    windows = find_windows(module, segments)
+    windows = sorted(find_windows(module, segments), key=lambda w: w.first)
     repeated = [i for i, op in enumerate(full.graph.module.body.ops) if _recomputes(op)]
     if not windows or len(windows) != len(repeated):
         return None
     plain = without.model.simulate(without.sketch)
-    again = full.model.simulate(full.sketch)
-    before, after = _seconds_before(without, plain), _seconds_before(full, again)
-    n, ops = forward_length(module), module.body.ops
-    backward = sorted(windows, key=lambda w: w.first)
-
-    def most(begin: int, stop: int) -> float:
-        return float(np.max(plain.live[begin:stop], initial=0.0))
-
-    over = [
-        max(0.0, float(plain.live[w.first - 1] - again.live[max(at - 1, 0)]))
-        for w, at in zip(backward, repeated, strict=True)
-    ]
-    spent = [
-        max(0.0, after[at + 1] - after[at] - (before[w.last + 1] - before[w.first]))
-        for w, at in zip(backward, repeated, strict=True)
-    ]
-    total = max(0.0, again.cost.seconds - plain.cost.seconds)
-    scale = total / max(sum(spent), 1e-30)  # kernels across the ends of windows are counted twice
-    ends = [n, *(w.last + 1 for w in backward)]
-    starts = [*(w.first for w in backward), len(ops)]
-    begins = [w.segment[0] for w in backward]
-    return SegmentPeaks(
-        windows=backward,
-        freed=[max(0.0, a - b) for a, b in zip(over, [*over[1:], 0.0], strict=True)],
-        seconds=[each * scale for each in spent],
-        stored=[most(w.first, w.last + 1) for w in backward],
-        recomputed=[float(again.live[at]) for at in repeated],
-        outside=[most(a, b) for a, b in zip(ends, starts, strict=True)],
-        forward=[most(a, b) for a, b in zip(begins, [n, *begins[:-1]], strict=True)],
-    )
+    effects = SegmentEffects(module, without, plain)
+    effects.correct(windows, repeated, full.model.simulate(full.sketch).live)
+    found = sorted(w.segment for w in windows)
+    stored = dict[Hashable, list[tuple[int, ...]]]()
+    for kind in dict.fromkeys(kinds[s] for s in found):
+        alike = [s for s in found if kinds[s] == kind]
+        stored[kind] = _stored_offsets(alike[len(alike) // 2], effects)
+    forms: dict[Range, list[Range]] = {
+        s: [(s[0], s[1], *(s[0] + at for at in each)) for each in stored[kinds[s]]] for s in found
+    }
+    peaks = SegmentPeaks(plain.live, forms, effects)
+    total, spent = full.cost.seconds - plain.cost.seconds, peaks.spent(found)
+    if total > 0.0 and spent > 0.0:
+        peaks = dataclasses.replace(peaks, scale=total / spent)
+    return peaks
 
 
 def _recomputes(op: Op) -> bool:
@@ -167,19 +176,54 @@ def _recomputes(op: Op) -> bool:
     )
 
 
-def _seconds_before(planned: Planned, found: Simulation) -> Floats:
-    """[ops + 1] seconds of kernels and reshards before each op of a module's body, and in total."""
-    module, kernels = planned.graph.module, planned.model.time.kernels
-    seconds = np.bincount(kernels.op, found.load.roofline.seconds, len(module.ops))
+def _stored_offsets(segment: Range, effects: SegmentEffects) -> list[tuple[int, ...]]:
+    """Offsets of ops with stored results, for each form of a segment, () last.
 
-    def add(scheduled: ScheduledRegion, times: float) -> None:
-        for number, (item, _, cost, _) in enumerate(scheduled.steps):
-            if cost is not None and item.op is not None:
-                seconds[item.op.id] += times * cost.seconds
-            for part, trips in scheduled.inner.get(number, ()):
-                if part is not None:
-                    add(part, times * trips)
+    From the whole segment, the op that saves the most seconds per byte stored is stored next. Forms
+    off the lower convex hull of seconds over bytes freed are left out.
+    """
+    window, whole = effects.window(segment), effects(segment)
+    assert window is not None
+    assert whole is not None
+    least = HEAVY * whole.seconds
+    heavy = [at for at in window.again if effects.seconds[at] > least]
+    heavy = sorted(heavy, key=lambda at: -effects.seconds[at])[:MOST_HEAVY]
+    points: list[Point] = [(whole.nbytes, whole.seconds, ())]
+    while heavy:
+        freed, seconds, stored = points[-1]
+        worth = list[tuple[float, int, Point]]()
+        for at in heavy:
+            with_one = tuple(sorted((*stored, at)))
+            effect = effects((segment[0], segment[1], *with_one))
+            point = (effect.nbytes, effect.seconds, with_one) if effect else (0.0, 0.0, with_one)
+            worth.append(((seconds - point[1]) / max(freed - point[0], 1.0), -at, point))
+        _, best, point = max(worth)
+        heavy.remove(-best)
+        points.append(point)
+    return [tuple(at - segment[0] for at in stored) for _, _, stored in _hull(points)]
 
-    add(found.scheduled, 1.0)
-    firsts = [*(op.id for op in module.body.ops), len(module.ops)]  # ids of inner ops come after
-    return np.concatenate(([0.0], np.cumsum(seconds)))[firsts]
+
+Point = tuple[float, float, tuple[int, ...]]
+"""Bytes freed, seconds, and positions of the ops with stored results."""
+
+
+def _hull(points: Sequence[Point]) -> list[Point]:
+    """Points on the lower convex hull of seconds over bytes from (0, 0), in the order of bytes.
+
+    The point of the most bytes is the last.
+    """
+    hull: list[Point] = [(0.0, 0.0, ())]
+    most = max(points)
+    for point in sorted(points):
+        if point[0] <= 0.0 and point is not most:
+            continue
+        while len(hull) > 1 and _slope(hull[-1], point) <= _slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(point)
+    while hull[-1] is not most:
+        hull.pop()
+    return hull[1:]
+
+
+def _slope(a: Point, b: Point) -> float:
+    return (b[1] - a[1]) / max(b[0] - a[0], 1e-30)

@@ -115,7 +115,10 @@ FILES: dict[str, tuple[Callable[[ps.Plan], str], str]] = {
     "action's dim": (lambda p: edited(p, actions=[{"tile": "batch.x"}]), "it has no 'dim'"),
     "arguments": (lambda p: edited(p, arguments=[]), "its 'arguments' are arguments by path, not"),
     "argument": (lambda p: edited(p, arguments={"batch/x": "P()"}), "are a type and a spec, not "),
-    "remat": (lambda p: edited(p, remat=[[1]]), "its 'remat' are pairs of positions, not [[1]]"),
+    "remat": (
+        lambda p: edited(p, remat=[[1]]),
+        "its 'remat' are lists of two positions or more, not [[1]]",
+    ),
     "machine": (
         lambda p: json.dumps(dataclasses.asdict(p.machine)),
         "it holds a machine: pass its path as machine=",

@@ -43,6 +43,7 @@ def report_data(plan: PlanFacts) -> dict[str, Any]:
         "pipeline": dataclasses.asdict(plan.pipeline) if plan.pipeline else None,
         "scan_layers": plan.scan_layers,
         "recomputed_segments": len(plan.remat),
+        "stored_results": plan.stored_results,
         "alternatives": [
             {
                 "name": a.name,

@@ -96,6 +96,7 @@ REPORT_SCHEMA: dict[str, Any] = {
         ),
         scan_layers=TRUTH,
         recomputed_segments=COUNT,
+        stored_results=COUNT,
         alternatives=_list(
             _record(
                 name=TEXT,

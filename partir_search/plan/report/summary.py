@@ -118,7 +118,8 @@ def _why(plan: PlanFacts) -> str:
         parts.append(plan.basis.describe(plan.cost.seconds))
     if plan.remat:
         count = f"{len(plan.remat)} segment{'s' if len(plan.remat) > 1 else ''}"
-        parts.append(f"{count} of the forward pass computed again, as the memory requires")
+        stored = f" but for {plan.stored_results} stored results" if plan.stored_results else ""
+        parts.append(f"{count} of the forward pass computed again{stored}, as the memory requires")
     if plan.pipeline and plan.timetable:
         parts.append(
             f"{plan.pipeline}, idle for {plan.timetable.idle_fraction():.0%} of the ticks' seconds"

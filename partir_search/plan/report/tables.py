@@ -92,7 +92,8 @@ def figures_table(plan: PlanFacts) -> Table:
     table.add_row("arguments", amount(c.argument_bytes))
     table.add_row("TFLOP", f"{c.flops / 1e12:.3f}")
     if plan.remat:
-        table.add_row("segments computed again", str(len(plan.remat)))
+        stored = f", {plan.stored_results} results stored" if plan.stored_results else ""
+        table.add_row("segments computed again", f"{len(plan.remat)}{stored}")
     for stack in plan.stacks:
         count = f"{len(stack.values)} in a stack of {stack.size}"
         table.add_row(f"equal programs, the first of {stack.values[0]}", count)

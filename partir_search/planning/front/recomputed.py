@@ -104,17 +104,19 @@ class Forms:
         segments = self.ends[-1]
         holds = len(none.actions) == len(full.actions) == len(actions)
         high, low = none.cost.peak_bytes, full.cost.peak_bytes
-        peaks = predict_segments(self.plain, segments, none, full) if holds and low < high else None
+        kinds, peaks = kinds_of(self.plain, segments), None
+        if holds and low < high:
+            peaks = predict_segments(self.plain, segments, kinds, none, full)
         if peaks is None:
             return costed, []
-        error, kinds = low - peaks.peak(segments), kinds_of(self.plain, segments)
+        error = low - peaks.peak(segments)
         limits = np.geomspace(high, low, STEPS + 2)[1:-1].tolist()
         limit *= 1.0 - full.model.machine.traits.memory_fragmentation_fraction
         limits += [limit] if low < limit < high else []
         some = dict.fromkeys(peaks.fewest(each - error, kinds) for each in limits)
         return costed, [
             Predicted(
-                seconds=float(full.cost.seconds - peaks.saved(remat)),
+                seconds=float(full.cost.seconds - peaks.spent(segments) + peaks.spent(remat)),
                 peak_bytes=float(peaks.peak(remat) + error),
                 strategy=strategy,
                 actions=tuple(actions),
