@@ -16,6 +16,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad, find_pads
+from partir_search.plan.report.cells import padding_in_words
 from partir_search.rules import RuleTable
 from tests.support import check_partition, module_of, state_of
 
@@ -123,7 +124,8 @@ def test_search_pads_where_it_pays(tmp_path: pathlib.Path) -> None:
     want = jax.jit(_narrow)(*args)
     for a, b in zip(step(*args), want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    assert "dim 0 of x padded to 16384" in str(ps.report.arguments_table(plan).caption)
+    caption = str(ps.report.arguments_table(plan).caption)
+    assert "padded inside of the program: dim 0 of x to 16384" in caption
     plan.save(tmp_path / "plan.json")
     saved = ps.load_plan(tmp_path / "plan.json")
     assert saved.padding == plan.padding
@@ -137,3 +139,13 @@ def test_unknown_dim_is_refused() -> None:
     module = module_of(lambda x: x * 2, jnp.ones(6))
     with pytest.raises(ValueError, match="no dim 3 of a value 'a0'"):
         pad_module(module, list(map(RuleTable(), module.ops)), [Pad("a0", 3, 8)])
+
+
+def test_reports_name_four_padded_dims() -> None:
+    """Reports name the first padded dims and count the others: a cumulative op pads dozens."""
+    pads = tuple(Pad(f"slice_{n}", 1, 2**n) for n in range(3, 9))
+    assert padding_in_words(pads) == (
+        "dim 1 of slice_3 to 8, dim 1 of slice_4 to 16, dim 1 of slice_5 to 32,"
+        " dim 1 of slice_6 to 64 and 2 more"
+    )
+    assert padding_in_words(pads[:1]) == "dim 1 of slice_3 to 8"

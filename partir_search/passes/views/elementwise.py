@@ -15,7 +15,7 @@ from partir_search.ir.core import Op, Operand, Value
 from partir_search.ir.kind import Kind
 from partir_search.passes.views.maps import FILLER, identity
 from partir_search.passes.views.sums import Sums
-from partir_search.passes.views.view import View, equal_maps, zero_filled
+from partir_search.passes.views.view import View, equal_maps, expands_nothing, zero_filled
 from partir_search.passes.views.write import Writer
 from partir_search.rules.construct import like, zero
 from partir_search.rules.registry import RuleTable
@@ -39,6 +39,8 @@ def write_elementwise(writer: Writer, op: Op, views: Mapping[Value, View]) -> Vi
         return None
     operands = _before(op, views, first)
     if operands is None or RuleTable()(op).kind is not Kind.ELEMENTWISE:
+        return None
+    if not expands_nothing(op):
         return None
     made = writer.put(op, like(op, operands, first.base.type.shape))
     view = View(made, first.maps)
@@ -97,7 +99,7 @@ def linear_terms(
             if any(y.type.shape and not _copies(others[k]) for k, y in rest.items()):
                 continue
             rule = RuleTable()(op)
-            if rule.kind is Kind.ELEMENTWISE and (i,) in rule.linear:
+            if rule.kind is Kind.ELEMENTWISE and (i,) in rule.linear and expands_nothing(op):
                 return _on_each(writer, op, i, terms, others)
     return None
 

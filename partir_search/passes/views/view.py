@@ -243,11 +243,24 @@ def repeat_as_broadcast(op: Op, makers: Mapping[Value, Op]) -> Op | None:
 
 def _add(op: Op, view_of_operand: ViewLookup) -> View | None:
     """The sum of two views of one base whose elements do not overlap, or of a view and zeros."""
+    if not expands_nothing(op, scalars=False):
+        return None
     one, two = (view_of_operand(x) for x in op.operands)
     for view, other in ((one, two), (two, one)):
         if view is not None and view.base is None and zero_filled(view):
             return other
     return None if one is None or two is None else without_overlap(one, two)
+
+
+def expands_nothing(op: Op, *, scalars: bool = True) -> bool:
+    """True if each operand has the shape of the op's one result; elementwise ops of jax expand
+    dims of size 1.
+
+    Args:
+      scalars: let operands be scalars too.
+    """
+    allowed = {op.results[0].type.shape, *([()] if scalars else [])}
+    return all(x.type.shape in allowed for x in op.operands)
 
 
 def without_overlap(one: View, two: View) -> View | None:

@@ -13,7 +13,7 @@ from partir_search.messages.console import new_table
 from partir_search.messages.number_groups import number_groups
 from partir_search.plan.facts import PlanFacts
 from partir_search.plan.peak_memory import MOMENTS, PARAMETERS, argument_parts
-from partir_search.plan.report.cells import MIN_PATH, Path
+from partir_search.plan.report.cells import MIN_PATH, Path, padding_in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -121,9 +121,8 @@ def arguments_table(plan: PlanFacts) -> Table:
     """Arguments with their tilings; arguments different in numbers only (layers) share a row."""
     rows = argument_rows(plan)
     moments = {row.moments for row in rows if row.moments}
-    notes = [
-        f"dim {p.dim} of {p.value} padded to {p.size} inside of the program" for p in plan.padding
-    ]
+    padded = padding_in_words(plan.padding)
+    notes = [f"padded inside of the program: {padded}"] if padded else []
     listed = len(moments) > 1 or any(not words.endswith(" alike") for words in moments)
     if moments and not listed:
         notes.append(f"{moments.pop().removesuffix(' alike')} are tiled as their parameters")

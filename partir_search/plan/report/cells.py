@@ -1,14 +1,17 @@
-"""Table cells for narrow columns: paths shortened in the middle."""
+"""Table cells for narrow columns, and lists of many entries in few words."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from partir_search.passes.pad_choice import Pad
 
 ELLIPSIS = "\u2026"
 MIN_PATH = 24  # characters of an argument's path in the narrowest column
+MAX_PADS = 4  # padded dims named in a report; programs with cumulative ops have dozens
 _SOURCE = re.compile(r"(?P<file>.*:\d+)(?P<function> \(.*\))?")
 
 
@@ -29,6 +32,13 @@ def local_source(source: str) -> str:
     if inside == name and len(parts) > 4:
         inside = os.sep.join((ELLIPSIS, *parts[-3:]))
     return f"{inside}:{rest}" if rest else source
+
+
+def padding_in_words(padding: Sequence[Pad]) -> str:
+    """Text of the first `MAX_PADS` padded dims and of the number of further dims."""
+    named = ", ".join(f"dim {p.dim} of {p.value} to {p.size}" for p in padding[:MAX_PADS])
+    further = len(padding) - MAX_PADS
+    return f"{named} and {further} more" if further > 0 else named
 
 
 class Path:

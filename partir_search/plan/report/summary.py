@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from partir_search.messages.wording import amount, duration, milliseconds, multiples
 from partir_search.plan.facts import PlanFacts
 from partir_search.plan.measured_share import measured_share
-from partir_search.plan.report.cells import local_source
+from partir_search.plan.report.cells import local_source, padding_in_words
 from partir_search.plan.step_seconds import (
     collective_rows,
     kernel_rows,
@@ -133,8 +133,7 @@ def _why(plan: PlanFacts) -> str:
     if plan.scan_layers:
         parts.append("equal layers as scans, compiled once")
     if plan.padding:
-        padded = ", ".join(f"dim {p.dim} of {p.value} to {p.size}" for p in plan.padding)
-        parts.append(f"padded inside of the program: {padded}")
+        parts.append(f"padded inside of the program: {padding_in_words(plan.padding)}")
     return "; ".join(parts)
 
 
