@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,17 +15,17 @@ OtherCall = tuple[Call, Sequence[Any], dict[str, Any]]  # dynamic, all positiona
 
 
 def with_batch(
-    call: Call, args: Sequence[Any], kwargs: dict[str, Any], data: Iterable[int], times: int
+    call: Call, args: Sequence[Any], kwargs: dict[str, Any], data: Mapping[int, int], times: int
 ) -> OtherCall | None:
     """A call of ShapeDtypeStructs with `times` the batch; None for a call without a batch.
 
-    The batch is the leading dim of the first data argument of rank two or more. Further data
-    with the leading dim are multiplied as well.
+    The batch is that of the first data argument of rank two or more. Further data with a batch of
+    this length are multiplied as well.
 
     Args:
       call: the dynamic arguments.
       args, kwargs: all arguments.
-      data: flat positions of the data arguments.
+      data: dim of the batch by flat position of the data arguments.
       times: factor on the batch.
     """
     leaves = call.leaves()
@@ -33,12 +33,13 @@ def with_batch(
     arrays: list[tuple[int, Any]] = [
         (i, found[i]) for i in data if not isinstance(found[i], SCALARS)
     ]
-    batch = next((x.shape[0] for _, x in arrays if len(x.shape) > 1), 0)
+    batch = next((x.shape[data[i]] for i, x in arrays if len(x.shape) > 1), 0)
     if not batch:
         return None
     for i, x in arrays:
-        if x.shape[:1] == (batch,):
-            shape = (times * batch, *x.shape[1:])
+        dim = data[i]
+        if x.shape[dim : dim + 1] == (batch,):
+            shape = (*x.shape[:dim], times * batch, *x.shape[dim + 1 :])
             found[i] = jax.ShapeDtypeStruct(shape, x.dtype, weak_type=x.weak_type)
     dynamic, named = jax.tree.unflatten(call.flat[1], found)
     other = dataclasses.replace(call, args=dynamic, kwargs=named)

@@ -49,6 +49,7 @@ from partir_search.planning.stage_planner import StagePlanner
 from partir_search.planning.trace import Call, Traced, own_shardings, read_call
 from partir_search.propagation.actions import Action
 from partir_search.propagation.data_arguments import data_arguments
+from partir_search.propagation.loop_batches import batch_dims
 from partir_search.propagation.sub_axes import check_regions
 
 
@@ -295,7 +296,8 @@ class PlanPipeline:
         traced = traced.run("views", with_views)
         groups = self._options.groups
         traced = traced.run("group_arguments", lambda module: with_groups(module, groups))
-        other = with_batch(call, args, kwargs, data_arguments(traced.module), 2)
+        data = batch_dims(traced.module, data_arguments(traced.module))
+        other = with_batch(call, args, kwargs, data, 2)
         if other is None:
             return traced
         twice = functools.partial(self.trace, *other, loop)

@@ -15,6 +15,7 @@ from partir_search.planning.alternatives import Forms
 from partir_search.planning.known_strategies import KnownMoves, Rank
 from partir_search.planning.planner import Planner
 from partir_search.propagation.data_arguments import batched_arguments
+from partir_search.propagation.loop_batches import batch_dims
 from partir_search.simulator.cost import Cost
 
 MAX_DEVICE_FACTOR = 64  # largest mesh tried as a remedy, in multiples of the user's mesh
@@ -51,9 +52,10 @@ def remedies_of(plan: PlanFacts, forms: Forms) -> list[Remedy]:
 
 
 def _batch(module: Module) -> int:
-    """Leading dim of the first data argument of rank two or more; 0 without one."""
+    """Batch of the first data argument of rank two or more; 0 without one."""
     data = batched_arguments(module)
-    return module.body.args[data[0]].type.shape[0] if data else 0
+    dims = batch_dims(module, data[:1])
+    return next((module.body.args[i].type.shape[dim] for i, dim in dims.items()), 0)
 
 
 def _more_devices(planner: Planner, mesh: MeshShape, limit: float) -> Remedy | None:

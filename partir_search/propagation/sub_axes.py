@@ -18,6 +18,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.role import Role
 from partir_search.propagation.data_arguments import batched_arguments
 from partir_search.propagation.graph import Graph
+from partir_search.propagation.loop_batches import batch_dims, loop_batches
 
 MAX_SUB_AXES = 3  # per axis: each sub-axis enlarges propagation and search like a full axis
 SMALL_VALUE_RATIO = 0.02  # of the largest value's bytes; reshapes of smaller values do not split
@@ -84,9 +85,12 @@ def _add(cuts: list[int], cut: int, size: int) -> None:
 
 
 def _batches(graph: Graph) -> list[int]:
-    """Leading extents of data arguments."""
-    args = graph.module.body.args
-    return list(dict.fromkeys(args[i].type.shape[0] for i in batched_arguments(graph.module)))
+    """Extents of the batches of data arguments."""
+    args, positions = graph.module.body.args, batched_arguments(graph.module)
+    found = [args[i].type.shape[d] for i, d in batch_dims(graph.module, positions).items()]
+    inside = loop_batches(graph.module, positions).values()
+    found += [v.type.shape[dim] for places in inside for v, dim in places]
+    return list(dict.fromkeys(found))
 
 
 def _stacks(graph: Graph) -> list[int]:

@@ -62,15 +62,17 @@ class TileAlike(Strategy):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class DataParallel(Strategy):
-    """Tile the leading dim of every data argument."""
+    """Tile the leading dim of every data argument, and the next dim of data read by a loop."""
 
     axes: Axes
 
     def apply(self, targets: StrategyTargets, state: State) -> list[Decision]:
+        looped = _played(state, [TileClass(c, d, self.axes) for c, d in targets.loop_batches])
         # Longest first: edges of a graph network then look up nodes, and no node is scattered.
         longest = sorted(targets.roles.data, key=lambda c: -targets.graph.shapes[c][0])
         data = [(c, *targets.padded.get(c, ())) for c in longest]
-        return _played(state, [TileClass(c, 0, self.axes) for forms in data for c in forms])
+        leading = [TileClass(c, 0, self.axes) for forms in data for c in forms]
+        return [*looped, *_played(state, leading)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)

@@ -11,6 +11,7 @@ from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE
 from partir_search.passes.pipeline.module import stage_carries
 from partir_search.propagation.graph import Graph
+from partir_search.propagation.loop_batches import loop_batches
 from partir_search.propagation.state import State
 from partir_search.rules.registry import role_of
 from partir_search.strategies.argument_roles import Roles, find_roles
@@ -67,6 +68,16 @@ class StrategyTargets:
         longest = max(length.values(), default=0)
         found = tuple(c for c, n in length.items() if n == longest)
         return found if len(found) < len(length) else ()
+
+    @functools.cached_property
+    def loop_batches(self) -> tuple[tuple[int, int], ...]:
+        """(class, dim of the batch) of data that a loop reads by their leading dim."""
+        graph, data = self.graph, set(self.roles.data)
+        args = graph.module.body.args
+        positions = [i for i, v in enumerate(args) if graph.class_of[v.id] in data]
+        found = loop_batches(graph.module, positions).values()
+        classes = [(graph.class_of[v.id], dim) for places in found for v, dim in places]
+        return tuple(dict.fromkeys(classes))
 
     @functools.cached_property
     def experts(self) -> tuple[tuple[int, int], ...]:
@@ -166,7 +177,12 @@ class StrategyTargets:
             state.restore(start)
             return found
 
-        data = tiled_by([TileClass(c, 0, axes) for c in self.roles.data])
+        data = tiled_by(
+            [
+                *(TileClass(c, d, axes) for c, d in self.loop_batches),
+                *(TileClass(c, 0, axes) for c in self.roles.data),
+            ]
+        )
         experts = tiled_by([TileClass(c, d, axes) for c, d in self.experts])
         touching = self.graph.touching
         own = {n for c in experts - data for n in touching[c]}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 import partir_search as ps
 from partir_search.planning.microbatch import batch_size
+from partir_search.planning.other_batch import with_batch
 from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.data_arguments import data_arguments
+from partir_search.propagation.loop_batches import batch_dims, loop_batches
 from partir_search.strategies.argument_roles import find_roles
 
 LAYERS, ROWS, LENGTH, WIDTH, HIDDEN, WORDS = 3, 16, 8, 32, 64, 100
@@ -156,3 +160,54 @@ def test_strategies_tile_frozen_parameters_as_parameters() -> None:
     assert set(specs[2]["tokens"][0]) == {"data", "model"}
     assert not any(map(any, specs[1]["layers"].values()))
     assert not any(specs[1]["embed"])
+
+
+def accumulated(form: str, state: Tree, tokens: Any) -> Any:
+    """A step over microbatches; `tokens` has a dim of microbatches, or is cut into microbatches."""
+
+    def loss(params: Tree, x: Any) -> Any:
+        return jax.nn.logsumexp(logits(params, x), -1).mean()
+
+    def micro(total: Tree, x: Any) -> tuple[Tree, Any]:
+        value, grads = jax.value_and_grad(loss)(state, x)
+        return jax.tree.map(jnp.add, total, grads), value
+
+    if form == "cut":
+        tokens = tokens.astype(jnp.int32).reshape(4, -1, LENGTH)
+    grads, values = lax.scan(micro, jax.tree.map(jnp.zeros_like, state), tokens)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), values.mean()
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("form", ["given", "cut"])
+def test_batch_follows_the_microbatches_of_a_loop(form: str) -> None:
+    """Data parallelism tiles the examples of each microbatch, not the loop over microbatches."""
+    shape = (4, ROWS, LENGTH) if form == "given" else (4 * ROWS, LENGTH)
+    args = language_model(True), array(*shape, dtype=jnp.int32)
+    mesh = jax.make_mesh((8,), ("data",))
+    step = functools.partial(accumulated, form)
+    known = ps.known_strategies(step, mesh, *args, machine="tpu_v5e")
+    plan = known["BP(data)"]
+    data = data_arguments(plan.original)
+    (places,) = loop_batches(plan.original, data).values()
+    assert [(v.type.shape, dim) for v, dim in places] == [((4, ROWS, LENGTH), 1)]
+    assert batch_dims(plan.original, data) == {data[0]: 1 if form == "given" else 0}
+    alone = jax.sharding.AbstractMesh((1,), ("data",))
+    whole = ps.auto_partition(alone, machine="tpu_v5e", progress=False)(step).plan(*args)
+    assert plan.cost.flops < 1.1 / 8 * whole.cost.flops
+    keys = iter(jax.random.split(jax.random.key(0), 20))
+    state = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape) / 8, args[0])
+    tokens = jax.random.randint(next(keys), shape, 0, WORDS)
+    run = ps.auto_partition(mesh, machine="tpu_v5e", schedule=plan)(step)
+    got, want = run(state, tokens), step(state, tokens)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_examples_of_a_loop_batch_are_doubled() -> None:
+    """Twice the batch has twice the examples per microbatch, and as many microbatches."""
+    args = language_model(True), array(4, ROWS, LENGTH, dtype=jnp.int32)
+    call = split_call(accumulated, ("given", *args), {}, (0,), ())
+    found = with_batch(call, ("given", *args), {}, {len(call.leaves()) - 1: 1}, 2)
+    assert found is not None
+    assert found[0].leaves()[-1].shape == (4, 2 * ROWS, LENGTH)

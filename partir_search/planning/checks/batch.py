@@ -10,12 +10,14 @@ from partir_search.plan.spec import PlanSpec
 from partir_search.planning.options import Options
 from partir_search.planning.tactics import AutomaticPartition
 from partir_search.propagation.data_arguments import batched_arguments
+from partir_search.propagation.loop_batches import batch_dims
 
 
 def warn_uneven(plan: Plan, options: Options) -> None:
     """Warns once per plan if the search could not tile the batch on any mesh axis.
 
-    The batch is the leading dim of the first data argument of rank two or more.
+    The batch is the leading dim of the first data argument of rank two or more, or the next dim if
+    a loop reads the argument by its leading dim.
     No warning is given if the user fixed some layouts (in_shardings, tactics on some axes only).
     """
     axes = {axis for search in plan.searches for axis in search.axes}
@@ -35,8 +37,9 @@ def uneven_batch(plan: Plan) -> str:
     if not data:
         return ""
     path, value, spec = plan.arguments()[data[0]]
-    n, total = value.type.shape[0], plan.mesh_shape.devices
-    if n < 2 or (len(spec) and spec[0] is not None):
+    dim = batch_dims(plan.module, data[:1])[data[0]]
+    n, total = value.type.shape[dim], plan.mesh_shape.devices
+    if n < 2 or (len(spec) > dim and spec[dim] is not None):
         return ""
     if any(n % size == 0 for size in plan.mesh_shape.sizes if size > 1) or total == 1:
         return ""
