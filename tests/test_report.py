@@ -16,11 +16,12 @@ from rich.console import Console
 
 import partir_search as ps
 from models.catalog import MODELS
+from partir_search.ir.analysis.def_use import def_use
 from partir_search.messages.number_groups import number_groups
 from partir_search.messages.wording import amount, milliseconds
 from partir_search.passes.remat import find_segments, rematerialize
 from partir_search.plan.legend import legend
-from partir_search.plan.peak_memory import peak_memory
+from partir_search.plan.peak_memory import is_backward, peak_memory
 from partir_search.plan.report import progress, report_page
 from partir_search.plan.report.argument_tables import argument_rows, moments_in_words, moments_of
 from partir_search.plan.report.cells import Path, Source, shortened
@@ -29,6 +30,7 @@ from partir_search.plan.step_seconds import collective_rows, kernel_rows, step_s
 from partir_search.planning.memory_fit import renamed_for
 from partir_search.planning.planner import Planner
 from partir_search.planning.recomputed_step import recomputed_figures
+from tests.support import module_of
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
 ENTRY = MODELS["transformer-tiny"].resized(layers=2)
@@ -208,6 +210,23 @@ def test_seconds_and_bytes_add_up(plan: ps.Plan, tight: ps.Plan) -> None:
         assert sum(parts.values()) == pytest.approx(each.cost.peak_bytes, rel=0.02)
         assert parts["optimizer state"] == pytest.approx(2 * parts["parameters"], rel=0.05)
     assert peak_memory(plan).parts["activations"] > 0
+
+
+def test_sums_over_microbatches_are_gradients() -> None:
+    """Gradients summed by a loop over microbatches count as gradients, the losses do not."""
+
+    def step(w: Any, x: Any) -> Any:
+        def micro(total: Any, x: Any) -> tuple[Any, Any]:
+            value, grads = jax.value_and_grad(lambda w: (x @ w @ w).sum())(w)
+            return total + grads, value
+
+        grads, values = jax.lax.scan(micro, jnp.zeros_like(w), x)
+        return w - 0.1 * grads, values.sum()
+
+    module = module_of(step, jnp.ones((4, 4)), jnp.ones((2, 3, 4)))
+    makers = def_use(module).makers
+    (scan,) = (op for op in module.ops if op.regions)
+    assert [is_backward(x, makers) for x in scan.results] == [True, False]
 
 
 def test_first_lines_answer(plan: ps.Plan, tight: ps.Plan) -> None:

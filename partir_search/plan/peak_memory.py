@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from partir_search.ir.analysis.def_use import def_use
-from partir_search.ir.core import Op, Value
+from partir_search.ir.core import Op, Operand, Value
 from partir_search.ir.source_names import scope_path
 from partir_search.messages.number_groups import number_groups
 from partir_search.plan.facts import PlanFacts
+from partir_search.rules.registry import edges_of
 from partir_search.strategies.argument_roles import find_roles
 
 PARAMETERS, MOMENTS, DATA = "parameters", "optimizer state", "data"
@@ -61,6 +62,37 @@ def argument_parts(plan: PlanFacts) -> dict[int, str]:
     return {v.id: names.get(v.id, STATE) for v in plan.module.body.args}
 
 
+def made_inside(op: Op, result: Operand) -> Iterator[Operand]:
+    """Yields the results of regions that an op returns as one of its results."""
+    if not op.regions:
+        return
+    edges = edges_of(op)
+    for region, at, to, _ in edges.outputs:
+        if op.results[to] is result:
+            yield op.regions[region].results[at]
+    ends = {(region, at) for region, at, to in edges.finals if op.results[to] is result}
+    for region, at, to, argument in edges.carries:
+        if (to, argument) in ends:
+            yield op.regions[region].results[at]
+
+
+def is_backward(value: Operand, makers: Sequence[Op | None]) -> bool:
+    """True for results of the backward pass, and for sums of such results over a loop.
+
+    Args:
+      makers: op that makes each value, by value id.
+    """
+    maker = makers[value.id] if isinstance(value, Value) else None
+    if maker is None or maker.backward:
+        return maker is not None
+    inside = (makers[x.id] for x in made_inside(maker, value) if isinstance(x, Value))
+    return any(
+        op.backward or any((m := makers[x.id]) is not None and m.backward for _, x in op.inputs())
+        for op in inside
+        if op is not None
+    )
+
+
 def peak_memory(plan: PlanFacts) -> PeakMemory:
     """Splits the peak of a plan."""
     parts = dict.fromkeys((PARAMETERS, MOMENTS, DATA, STATE), 0.0)
@@ -76,8 +108,7 @@ def peak_memory(plan: PlanFacts) -> PeakMemory:
     live = plan.timeline.live
 
     def origin(value: Value | None) -> str:
-        maker: Op | None = makers[value.id] if value else None
-        if value is None or maker is None or not maker.backward:
+        if value is None or not is_backward(value, makers):
             return ACTIVATIONS
         return GRADIENTS if value.type.shape in shapes else BACKWARD
 
