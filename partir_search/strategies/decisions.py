@@ -194,7 +194,9 @@ class FixLoops(Decision):
         return [NONE if op is None else graph.node_of[op.id] for op in makers]
 
     def _free(self, node: int, state: State) -> bool:
-        return node >= 0 and all(
+        if node < 0 or self.factor >= len(state.graph.nodes[node].structure.sizes):
+            return False  # ops decided together may have fewer factors
+        return all(
             state.loops[a][node] == NONE and state.may_fix_loop(node, self.factor, a)
             for a in self.axes
         )

@@ -18,6 +18,7 @@ from partir_search.plan.plan import spec_of
 from partir_search.propagation.conflicts import find_conflicts
 from partir_search.propagation.contradictions import IllegalAction
 from partir_search.propagation.state import State
+from partir_search.strategies.decisions import FixLoops
 from tests.support import check_partition, floats_of, module_of, state_of
 
 
@@ -100,3 +101,12 @@ def test_saved_replayed_and_explained(mesh: Mesh, tmp_path: Any) -> None:
     assert again.plan(*ARGS).actions == actions
     assert "by Tile(value='x', dim=0" in again.plan(*ARGS).explain("x")
     np.testing.assert_allclose(again(*ARGS), layers(*ARGS), rtol=1e-5, atol=1e-5)
+
+
+def test_factor_beyond_an_op_is_not_legal() -> None:
+    """A decision for ops of unlike rank is not legal, where one of them lacks the factor."""
+    module = module_of(lambda x: (jnp.sin(x), jnp.cos(x.sum(1))), jnp.ones((8, 8)))
+    state = state_of(module)
+    results = {op.prim: op.results[0].id for op in module.ops}
+    assert FixLoops((results["sin"],), 1, (0,)).is_legal(state)
+    assert not FixLoops((results["sin"], results["cos"]), 1, (0,)).is_legal(state)
