@@ -1,4 +1,4 @@
-"""One process of `test_multiprocess.py`: port, processes, index, case. Prints what happened."""
+"""One process of `test_multiprocess.py`: port, processes, index, cases. Prints what happened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-port, processes, index, case = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+port, processes, index, cases = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"127.0.0.1:{port}", processes, index)
 
@@ -17,8 +17,6 @@ import numpy as np  # noqa: E402
 
 import partir_search as ps  # noqa: E402
 
-own = jax.local_devices() if case == "local" else None
-mesh = jax.make_mesh((len(own) // 2, 2) if own else (2, 4), ("batch", "model"), devices=own)
 state = {"w1": np.ones((8, 16), np.float32), "w2": np.ones((16, 4), np.float32)}
 batch = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
 
@@ -31,7 +29,7 @@ def step(state: Any, batch: Any) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, state, grads), value
 
 
-def options() -> dict[str, Any]:
+def options(case: str) -> dict[str, Any]:
     if case == "local":  # each on its own devices, and as it likes
         return {"schedule": [ps.ManualPartition({"batch": 0}, axis="batch")] * index}
     if case == "differ":  # somebody else's code
@@ -50,12 +48,18 @@ def rows_here(plan: ps.Plan) -> slice:
     return slice(min(s[0] for s in spans), max(s[1] for s in spans))
 
 
-partitioned = ps.auto_partition(mesh, machine="tpu_v5e", **options())(step)
-try:
-    plan = partitioned.plan(state, batch)
-    placed = plan.make_global_batch(batch[rows_here(plan)]) if case == "first" else batch
-    new, value = partitioned(state, placed)
-    found = {"plan": plan.to_json(), "loss": float(value), "searched": bool(plan.searches)}
-except (ps.PlansDiffer, RuntimeError, ValueError) as error:
-    found = {"error": f"{type(error).__name__}: {error}"}
-print(json.dumps(found))
+def outcome(case: str) -> dict[str, Any]:
+    """Plan and loss of a step, or the error in their place."""
+    own = jax.local_devices() if case == "local" else None
+    mesh = jax.make_mesh((len(own) // 2, 2) if own else (2, 4), ("batch", "model"), devices=own)
+    partitioned = ps.auto_partition(mesh, machine="tpu_v5e", **options(case))(step)
+    try:
+        plan = partitioned.plan(state, batch)
+        placed = plan.make_global_batch(batch[rows_here(plan)]) if case == "first" else batch
+        _, value = partitioned(state, placed)
+    except (ps.PlansDiffer, RuntimeError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"plan": plan.to_json(), "loss": float(value), "searched": bool(plan.searches)}
+
+
+print(json.dumps({case: outcome(case) for case in cases}))

@@ -21,6 +21,7 @@ from tests.support import FASTER
 
 HERE = pathlib.Path(__file__).parent
 WORKER = HERE / "multiprocess_worker.py"
+AGREEMENT = HERE / "agreement_worker.py"
 
 
 def free_port() -> int:
@@ -78,9 +79,9 @@ def run(processes: int, worker: pathlib.Path = WORKER, *more: str) -> list[dict[
 
 @pytest.mark.devices
 def test_two_processes() -> None:
-    (single,), pair = run(1), run(2)
-    assert pair[0]["plan"] == pair[1]["plan"] == single["plan"]
-    for result in pair:
+    (single,), both = run(1), run(2)
+    assert both[0]["plan"] == both[1]["plan"] == single["plan"]
+    for result in both:
         np.testing.assert_allclose(result["losses"], single["losses"], rtol=1e-5)
         np.testing.assert_allclose(result["norm"], single["norm"], rtol=1e-5)
 
@@ -88,16 +89,22 @@ def test_two_processes() -> None:
 @pytest.mark.devices
 def test_one_process_plans_for_four() -> None:
     """They would all find other plans (other seeds); the first one's is taken by all."""
-    found = run(4, HERE / "agreement_worker.py", "first")
+    found = [each["first"] for each in run(4, AGREEMENT, "first")]
     assert not [f["error"] for f in found if "error" in f]
     assert [f["searched"] for f in found] == [True, False, False, False]
     assert all(f["plan"]["actions"] == found[0]["plan"]["actions"] for f in found)
     assert len({f["loss"] for f in found}) == 1
 
 
+@pytest.fixture(scope="module")
+def pair() -> list[dict[str, Any]]:
+    """Outcomes by case of two processes that go through the cases one after the other."""
+    return run(2, AGREEMENT, "local", "differ", "fails")
+
+
 @pytest.mark.devices
-def test_meshes_of_one_process_need_no_agreement() -> None:
-    one, two = run(2, HERE / "agreement_worker.py", "local")
+def test_meshes_of_one_process_need_no_agreement(pair: list[dict[str, Any]]) -> None:
+    one, two = (each["local"] for each in pair)
     assert one["plan"]["actions"] != two["plan"]["actions"]
     np.testing.assert_allclose(one["loss"], two["loss"], rtol=1e-5)
 
@@ -113,9 +120,11 @@ def test_meshes_of_one_process_need_no_agreement() -> None:
         ("fails", ["ValueError: 'no_such' matches", "RuntimeError: planning failed on process 0"]),
     ],
 )
-def test_an_error_instead_of_a_hang(case: str, messages: list[str]) -> None:
-    for found, message in zip(run(2, HERE / "agreement_worker.py", case), messages, strict=True):
-        assert found["error"].startswith(message)
+def test_an_error_instead_of_a_hang(
+    case: str, messages: list[str], pair: list[dict[str, Any]]
+) -> None:
+    for found, message in zip(pair, messages, strict=True):
+        assert found[case]["error"].startswith(message)
 
 
 def example(processes: int, folder: pathlib.Path, *more: str) -> Callable[[str, int], list[str]]:

@@ -19,7 +19,7 @@ def test_axes_of_one_device(model: str, shape: tuple[int, ...]) -> None:
     names, entry = ("data", "model")[: len(shape)], MODELS[model]
     devices = jax.devices()[: int(np.prod(shape))]
     mesh = jax.make_mesh(shape, names, (AxisType.Auto,) * len(shape), devices=devices)
-    args = entry.args(8)
+    args = jax.jit(lambda: entry.args(8))()
     step = ps.auto_partition(mesh, machine="h100", episodes=20, progress=False)(entry.step)
     plan = step.plan(*args)
     if mesh.size == 1:

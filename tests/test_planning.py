@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import math
@@ -23,12 +24,18 @@ from models.transformer import TransformerConfig, example_args, make_train_step,
 MESH = AbstractMesh((4, 2), ("batch", "model"))
 
 
-def transformer_plan(layers: int, seed: int = 0, episodes: int = 250, **kw: Any) -> ps.Plan:
+@functools.cache
+def transformer(layers: int) -> tuple[Any, Any]:
+    """A train step and its arguments; of one function, so that jax traces it once."""
     config = TransformerConfig(
         layers=layers, d_model=2048, heads=16, d_ff=8192, vocab=32000, seq=512
     )
     step = jax.jit(make_train_step(config), donate_argnums=0)
-    args = example_args(config, optimizer(), 32)
+    return step, example_args(config, optimizer(), 32)
+
+
+def transformer_plan(layers: int, seed: int = 0, episodes: int = 250, **kw: Any) -> ps.Plan:
+    step, args = transformer(layers)
     options = {"machine": "tpu_v5e", "episodes": episodes, "seed": seed, **kw}
     return ps.auto_partition(MESH, **options)(step).plan(*args)
 

@@ -36,13 +36,14 @@ from tests.support import assert_same, check_partition, module_of, state_of, tie
 
 LARGE = TransformerConfig(layers=4, d_model=1024, heads=8, d_ff=4096, vocab=8192, seq=1024)
 SMALL = TransformerConfig(layers=2, d_model=32, heads=4, d_ff=64, vocab=64, seq=16, dropout=0.1)
+STEP = make_train_step(LARGE)  # one function: jax traces it once
 V5E = ps.MACHINES["tpu_v5e"]
 
 
 @functools.cache
 def large() -> Module:
     args = example_args(LARGE, optimizer(), 32)
-    fn = jax.jit(make_train_step(LARGE), donate_argnums=0)
+    fn = jax.jit(STEP, donate_argnums=0)
     return trace_call(fn, split_call(fn, args, {}, (), ()), args, {}, "step").module
 
 
@@ -161,7 +162,7 @@ def test_gradients_leave_segments_narrow() -> None:
 def planned(machine: ps.Machine, **options: Any) -> ps.Plan:
     mesh = AbstractMesh((2, 2), ("data", "model"))
     wrapped = ps.auto_partition(mesh, machine=machine, episodes=60, donate_argnums=0, **options)
-    return wrapped(make_train_step(LARGE)).plan(*example_args(LARGE, optimizer(), 32))
+    return wrapped(STEP).plan(*example_args(LARGE, optimizer(), 32))
 
 
 def test_search_computes_again_what_does_not_fit() -> None:
@@ -255,7 +256,7 @@ def test_plans_with_remat_run_and_are_saved(
     plan = step.plan(*args)
     assert len(plan.remat) >= 2
     assert "checkpoint" in plan.ir()
-    assert_same(jax.tree.leaves(step(*args)), jax.tree.leaves(fn(*args)), 1e-4)
+    assert_same(jax.tree.leaves(step(*args)), jax.tree.leaves(jax.jit(fn)(*args)), 1e-4)
     plan.save(tmp_path / "plan.json")
     again = ps.auto_partition(mesh, schedule=ps.load_plan(tmp_path / "plan.json"))(fn).plan(*args)
     assert again.remat == plan.remat

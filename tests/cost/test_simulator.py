@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,9 +12,10 @@ import pytest
 
 from experiments.schedules import schedule
 from models.transformer import TransformerConfig, example_args, make_train_step, optimizer
+from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.lowering.localize import localize
-from partir_search.passes.fold.fold import fold
+from partir_search.passes.fold.fold import Folded, fold
 from partir_search.planning.planner import Planner
 from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.graph import Graph
@@ -145,19 +147,25 @@ def test_flops_agree_with_xla() -> None:
     assert ours == pytest.approx(xla, rel=0.05)
 
 
+@functools.cache
+def six_layers(remat: bool) -> tuple[Module, Folded]:
+    """A transformer's train step and its fold."""
+    config = TransformerConfig(layers=6, d_model=64, heads=4, d_ff=256, seq=32, remat=remat)
+    args = example_args(config, optimizer(clip=None), 16)
+    step = jax.jit(make_train_step(config), donate_argnums=0)
+    module = trace_call(step, split_call(step, args, {}, (), ()), args, {}, "step").module
+    return module, fold(module, rule_key)
+
+
 @pytest.mark.parametrize("name", ["bp", "bp+mp", "bp+mp+z2", "bp+mp+z3"])
 @pytest.mark.parametrize("machine", [MACHINES["tpu_v5e"], OVERLAPPING], ids=lambda m: m.name)
 @pytest.mark.parametrize("remat", [False, True])
 def test_fold_costs_what_the_whole_costs(name: str, remat: bool, machine: Machine) -> None:
     """Memory exactly; seconds at most 8 % too high, and 3 % too low (prefetch at the ends)."""
-    config = TransformerConfig(layers=6, d_model=64, heads=4, d_ff=256, seq=32, remat=remat)
-    args = example_args(config, optimizer(clip=None), 16)
-    step = jax.jit(make_train_step(config), donate_argnums=0)
-    module = trace_call(step, split_call(step, args, {}, (), ()), args, {}, "step").module
+    module, folded = six_layers(remat)
     mesh = MeshShape(("batch", "model"), (4, 2))
     on = dataclasses.replace(machine, kernel_seconds=0.0)
     planned = Planner(module, mesh, on).run(schedule(name))
-    folded = fold(module, rule_key)
     graph = Graph(folded.module, RuleTable(), contract=True, alike=folded.alike)
     whole_rules = [RuleTable()(op) for op in module.ops]
     model = CostModel(folded.module, graph.rules, on, folded=folded, original_rules=whole_rules)

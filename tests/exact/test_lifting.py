@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from partir_search.ir.rule import NONE
 from partir_search.lowering.localize import localize
 from partir_search.mcts.game import Move, play, rewind
 from partir_search.planning.exact_answer import exact_moves
+from partir_search.planning.exact_steps import ExactSteps
 from partir_search.planning.planner import Planner
 from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.reach import reached_barriers
@@ -26,6 +28,7 @@ from partir_search.strategies.catalogue import named_strategies
 from tests.support import module_of
 
 
+@functools.cache
 def planner_of(name: str) -> Planner:
     entry = MODELS[name]
     step, args = jax.jit(entry.step), entry.abstract_args(16)
@@ -45,10 +48,9 @@ def test_the_program_has_the_tiles_of_the_fold(name: str) -> None:
     planner = planner_of(name)
     models, game = planner.game(planner.names)
     pairs = [(v, f) for v, f in enumerate(models.folded.class_of) if f >= 0]
-    paths: list[Sequence[Move]] = [
-        [move] for move in exact_moves(game, [("the plain step", ())], 1).moves
-    ]
-    assert paths
+    steps = ExactSteps(game)
+    found = steps.improve(steps.labels_here())[0]
+    paths: list[Sequence[Move]] = [[steps.move(found.labels, "exact steps")]]
     known = named_strategies(planner.mesh, planner.names, game.targets)
     paths += [moves for _, moves in known[::3]]
     rng = random.Random(0)
