@@ -79,9 +79,10 @@ def test_the_wheel_works_in_a_clean_environment(
     """Installed in an environment of its own, run from another folder. What it depends on is taken
     from this one: the registry is not asked.
     """
-    venv.create(tmp_path / "env", with_pip=True)
+    venv.create(tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
+    pip = [sys.executable, "-m", "pip", f"--python={python}"]
+    install = [*pip, "install", "-q", "--no-deps", "--no-index"]
     subprocess.run([*install, str(archives[0])], check=True, timeout=120)
     here = [p for p in sys.path if p.endswith("site-packages")]
     found = subprocess.run(
