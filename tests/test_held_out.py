@@ -52,6 +52,8 @@ TINY: dict[str, dict[str, Any]] = {
     "late_interaction": {"batch": 2, "asked": 4, "length": 8, "d": 16, "heads": 2, "layers": 1},
     "spline_network": {"batch": 4, "widths": (4, 8, 5), "knots": 3},
     "redundancy": {"batch": 4, "pixels": 8, "d": 8, "blocks": 1, "projected": 16},
+    "fourier_mixing": {"batch": 2, "length": 8, "d": 16, "layers": 1, "vocab": 32, "masked": 2},
+    "spectral_filters": {"batch": 2, "frames": 16, "width": 4, "d": 8, "windows": (8, 16)},
     "expert_choice": {"batch": 2, "pixels": 16, "d": 16, "heads": 2, "chosen": 2, "layers": 1},
 }
 

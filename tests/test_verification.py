@@ -219,13 +219,25 @@ def test_parts_of_complex_numbers_may_have_become_reductions() -> None:
     pairs = {scatters: collections.Counter({64: 2})}
     missing = {scatters: collections.Counter({64: 2})}
     extra = {scatters: collections.Counter[int](), reductions: collections.Counter({64: 5})}
-    named = [*complex_parts(extra, pairs), *whole_reductions(missing, extra)]
+    named = [*complex_parts(missing, extra, pairs), *whole_reductions(missing, extra)]
     assert named == [
         "2 reduce_scatter along batch of complex numbers move in parts",
         "2 reduce_scatter along batch became all_reduce + slice",
     ]
     assert not missing[scatters]
     assert extra[reductions] == collections.Counter({64: 1})
+
+
+def test_both_parts_of_complex_numbers_may_move_as_one_array() -> None:
+    key, reduced = ("reduce_scatter", ("batch",)), ("all_reduce", ("batch",))
+    pairs = {key: collections.Counter({64: 3})}
+    missing = {key: collections.Counter({64: 3}), reduced: collections.Counter[int]()}
+    extra = {key: collections.Counter({128: 2}), reduced: collections.Counter({128: 1})}
+    assert [*complex_parts(missing, extra, pairs)] == [
+        "2 reduce_scatter along batch move both parts of complex numbers as one reduce_scatter",
+        "1 reduce_scatter along batch move both parts of complex numbers as one all_reduce",
+    ]
+    assert not any(c.total() for rest in (missing, extra) for c in rest.values())
 
 
 def test_gathers_of_broadcast_values_may_gather_the_source() -> None:

@@ -16,4 +16,5 @@ PROGRAMS = (
     *("tensor_products", "retention_lm", "equilibrium", "expert_choice"),
     *("meta_learning", "late_interaction"),
     *("spline_network", "redundancy"),
+    *("fourier_mixing", "spectral_filters"),
 )

@@ -234,7 +234,7 @@ def compare(
     )
     missing = {k: surplus(planned[k], compiled[k]) for k in order}
     extra = {k: surplus(compiled[k], planned[k]) for k in order}
-    changes = [*complex_parts(extra, pairs), *gathered_sources(missing, extra, repeated)]
+    changes = [*complex_parts(missing, extra, pairs), *gathered_sources(missing, extra, repeated)]
     changes += [*unrolled(missing, extra, runs, compiled_runs)]
     changes += [*whole_reductions(missing, extra), *halos(extra, found, mesh)]
     changes += combined(missing, extra, compiled)

@@ -24,18 +24,35 @@ def surplus(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> collections.C
     return collections.Counter(n for n, _ in a) - collections.Counter(n for n, _ in b)
 
 
-def complex_parts(extra: Rest, pairs: Rest) -> Iterator[str]:
-    """XLA:TPU moves the real and imaginary parts of complex numbers separately, each perhaps as an
-    all_reduce (`whole_reductions`).
+def complex_parts(missing: Rest, extra: Rest, pairs: Rest) -> Iterator[str]:
+    """XLA:TPU moves the real and imaginary parts of complex numbers as real ones, separately or as
+    one array of twice the elements, each perhaps as an all_reduce (`whole_reductions`).
+
+    Args:
+      pairs: predicted collectives of complex numbers.
     """
     for (kind, axes), counts in pairs.items():
+        kinds = tuple(dict.fromkeys((kind, *(["all_reduce"] if kind in WHOLE else []))))
         second = counts  # parts beside the predicted ones
-        for into in dict.fromkeys((kind, *(["all_reduce"] if kind in WHOLE else []))):
+        for into in kinds:
+            found = extra.get((into, axes), collections.Counter())
+            twice = collections.Counter({n // 2: c for n, c in found.items() if not n % 2})
+            both = second & missing.get((kind, axes), collections.Counter()) & twice
+            if both:
+                doubled = collections.Counter({2 * n: c for n, c in both.items()})
+                extra[into, axes], second = found - doubled, second - both
+                missing[kind, axes] = missing[kind, axes] - both
+                yield (
+                    f"{both.total()} {kind} along {', '.join(axes)} move both parts of complex"
+                    f" numbers as one {into}"
+                )
+        together = counts - second
+        for into in kinds:
             both = extra.get((into, axes), collections.Counter()) & second
             if both:
                 extra[into, axes] = extra[into, axes] - both
                 second = second - both
-        parts = (counts - second).total()
+        parts = (counts - together - second).total()
         if parts:
             yield f"{parts} {kind} along {', '.join(axes)} of complex numbers move in parts"
 

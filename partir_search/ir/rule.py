@@ -129,6 +129,7 @@ class OpRule:
       explicit_padding: elements of the first operand with its padding, over those without, for a
         convolution whose padding differs between the ends of a dim or lies between elements; 1.0
         otherwise.
+      transform: lengths of the dims of a discrete Fourier transform, the last dims; () otherwise.
       accepts_haloed_tile: takes the window of its first operand as tile and halos (`ir.halos`).
       resizing: lengthens the dims of `reads`; None if their extents are fixed.
       blockwise: form that works on one block of a factor at a time, if any.
@@ -168,6 +169,7 @@ class OpRule:
     tolerates_padding: bool = True
     features: tuple[int, ...] = ()
     explicit_padding: float = 1.0
+    transform: tuple[int, ...] = ()
     accepts_haloed_tile: bool = False
     resizing: Resizing | None = None
     blockwise: Blockwise | None = None

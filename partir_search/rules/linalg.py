@@ -55,7 +55,7 @@ def fft(op: Op) -> OpRule:
     points = max(math.prod(lengths), 1)
     flops = 5.0 * max(math.log2(points), 1)
     rule = _batched(op, batch, tuple(lengths), flops, linear=((0,),))
-    return dataclasses.replace(rule, row_major_on_cpu=True)
+    return dataclasses.replace(rule, row_major_on_cpu=True, transform=tuple(lengths))
 
 
 def _batched(

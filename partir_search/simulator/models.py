@@ -126,6 +126,7 @@ def model_program(
         padding=tile_padding(module, rules, machine.traits, [live, *regions.stored]),
         read_until=(),
         overwritten=buffers.aliases.overwritten,
+        wide_forward=analysis.dtypes.wide_forward,
     )
     memory = _with_reads(memory, facts, rules)
     orders = run_orders(module)
@@ -176,6 +177,7 @@ def model_fold(
             for dot, (v, last) in buffers.aliases.overwritten.items()
             if folded.class_of[dot] >= 0 and folded.class_of[v] >= 0
         },
+        wide_forward=frozenset(folded.class_of[v] for v in analysis.dtypes.wide_forward),
     )
     memory = _with_reads(memory, facts, rules)
     orders = run_orders(module, folded)

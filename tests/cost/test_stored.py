@@ -167,6 +167,22 @@ def test_logits_are_stored_wide_until_labels_are_looked_up(probabilities: bool) 
     assert dtypes.wide_forward == {logits}
 
 
+def test_wide_logits_are_made_of_the_sum() -> None:
+    """Partial logits are summed in their own type before the wide copy exists."""
+
+    def f(x: Any, w: Any, labels: Any) -> Any:
+        logits = (x @ w).astype(jnp.float32)
+        found = jnp.take_along_axis(logits, labels, axis=1)
+        return (jax.nn.logsumexp(logits, axis=1) - found[:, 0]).sum()
+
+    x, w = (np.ones(s, jnp.bfloat16) for s in ((64, 32), (32, 4096)))
+    state = state_of(module_of(f, x, w, np.zeros((64, 1), np.int32)))
+    tile_arg(state, 1, 0, "model")
+    cost = cost_of(state, TPU)
+    logits = 64 * 4096 * 2
+    assert cost.peak_bytes - cost.argument_bytes == pytest.approx(3 * logits, rel=0.02)
+
+
 def test_totals_of_a_loop_are_stored_in_their_own_type() -> None:
     """A cast after the loop stores no narrower total: the buffer is that of the loop's carry."""
 

@@ -11,6 +11,8 @@ Traits of `XlaTraits` that change the stored form of a value:
 - `materializes_dilations`, `stores_concatenated_pieces`, `stores_repeated_images`,
   `stores_values_sliced_twice`: operands of moves are stored (`memory/stored_operands.py`).
 - `stores_split_broadcasts`: statistics of groups are stored once per element of the group.
+- `transform_arrays`: Fourier transforms of real numbers are stored at full length
+  (`memory/transforms.py`).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from partir_search.simulator.memory.operand_dims import operand_dims
 from partir_search.simulator.memory.softmax import DotOutputs, sums_few
 from partir_search.simulator.memory.split_broadcasts import split_broadcasts
 from partir_search.simulator.memory.stored_operands import stored_operands
+from partir_search.simulator.memory.transforms import transforms
 from partir_search.simulator.op_kinds import is_batched
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
@@ -57,6 +60,8 @@ class Dtypes:
         values not listed take two kernels.
       row_sums: by id of a scatter into zeros, id of the addition of the rows to a carry: one
         kernel, writing rows into the carry (`ir/analysis/row_sums.py`).
+      workspace: by id of a transform's result, bytes live while the transform runs, beside the
+        stored result, as a multiple of the value's.
     """
 
     names: Sequence[str]
@@ -69,6 +74,7 @@ class Dtypes:
     wide_forward: Set[int]
     softmax_in_one_kernel: Mapping[int, bool]
     row_sums: Mapping[int, int]
+    workspace: Mapping[int, float]
 
     def __str__(self) -> str:
         rows: list[tuple[object, ...]] = [
@@ -96,6 +102,9 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
     if traits.stores_split_broadcasts:
         for v, times in split_broadcasts(module, rules, def_use(module)).items():
             width[v] *= times
+    found = transforms(module, rules, traits.transform_arrays)
+    for v, times in found.stored.items():
+        width[v] *= times
     if traits.fuses_one_hot_updates:
         updates = [op for op in module.ops if rules[op.id].one_hot]
         zeros = zero_values(module, rules) if updates else frozenset[int]()
@@ -121,6 +130,7 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
         wide_forward=wide,
         softmax_in_one_kernel=in_one_kernel,
         row_sums=_row_sums(module, rules),
+        workspace=found.workspace,
     )
 
 

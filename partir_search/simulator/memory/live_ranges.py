@@ -64,9 +64,26 @@ def live_ranges(
     live = [(starts[v], ends[v], v) for v in made if v not in skipped]
     weight = [dtypes.changed.get(v, 1.0) for v in made if v not in skipped]
     wide = [(made[v], stored.last_forward[v], v) for v in made if v in dtypes.wide_forward]
-    columns = np.array(live + wide, dtype=np.int64).reshape(-1, 3)
-    weights = np.array(weight + [2.0] * len(wide))
+    made_by_products = [v for v in made if v in dtypes.workspace]
+    working = [(made[v], made[v], v) for v in made_by_products]
+    columns = np.array(live + wide + working, dtype=np.int64).reshape(-1, 3)
+    besides = [_workspace(v, stored, ends, dtypes) for v in made_by_products]
+    weights = np.array(weight + [2.0] * len(wide) + besides)
     return LiveRanges(region, columns[:, 0], columns[:, 1], columns[:, 2], weights)
+
+
+def _workspace(v: int, stored: Materialized, ends: Mapping[int, int], dtypes: Dtypes) -> float:
+    """Bytes live while a transform runs, beside the result `v` and the operand.
+
+    The first products read the operand, so that an operand without further readers makes room.
+
+    Args:
+      ends: by id of a stored value, the last position of its live range.
+    """
+    at = stored.made[v]
+    dying = (s for s in stored.reads[at] if s in stored.made and ends.get(s) == at)
+    freed = sum(stored.nbytes[s] * dtypes.changed.get(s, 1.0) for s in dying)
+    return max(0.0, dtypes.workspace[v] - freed / stored.nbytes[v])
 
 
 def _slots(stored: Materialized, returned: Set[int]) -> dict[int, int]:

@@ -33,6 +33,7 @@ class MemoryModel:
       read_until: [values] see `memory/recomputed_reads.py`.
       overwritten: by id of a dot's result, the earlier value in its buffer, and that value's last
         position without the epilogue (`memory/aliases.py`).
+      wide_forward: ids of values with a second copy of twice the width (`Dtypes.wide_forward`).
     """
 
     nbytes: Floats
@@ -45,6 +46,7 @@ class MemoryModel:
     padding: TilePadding
     read_until: Sequence[int]
     overwritten: Mapping[int, tuple[int, int]]
+    wide_forward: Set[int]
 
     def __str__(self) -> str:
         rows = [

@@ -170,7 +170,9 @@ class _Builder:
             # The argument keeps its buffer: its blocks in the order of a ring are a second copy.
             last = self._facts.last_use[target.value.id]
             self.extra[at : max(at, last) + 1] += target.nbytes
-        if isinstance(step, Reduction) and source.value.id in self._reduced:
+        reduced = isinstance(step, Reduction) and source.value.id in self._reduced
+        if reduced and source.value.id not in self._memory.wide_forward:
+            # A wide copy, which the curve counts, is made of the reduced value alone.
             self.extra[at] += self._nbytes[source.value.id] * together
         if isinstance(step, Reduction) and source.value.id in self._memory.overwritten:
             # The epilogue is a second kernel: no dot writes into the operand's buffer.

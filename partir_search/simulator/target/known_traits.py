@@ -44,6 +44,7 @@ _TPU = XlaTraits(
     delays_regathers=True,
     delays_reductions=True,
     delays_early_products=True,
+    transform_arrays=2.0,
     tile_lanes=128,
     tile_sublanes=8,
 )
