@@ -103,8 +103,8 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
         for v, times in split_broadcasts(module, rules, def_use(module)).items():
             width[v] *= times
     found = transforms(module, rules, traits.transform_arrays)
-    for v, times in found.stored.items():
-        width[v] *= times
+    for v, stored in found.stored.items():
+        width[v] *= stored
     if traits.fuses_one_hot_updates:
         updates = [op for op in module.ops if rules[op.id].one_hot]
         zeros = zero_values(module, rules) if updates else frozenset[int]()
