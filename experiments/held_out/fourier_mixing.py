@@ -29,10 +29,10 @@ def make(
     masked: int = 128,
 ) -> Made:
     def init() -> Any:
-        layer = {"g0": (d,), "b0": (d,), "g1": (d,), "b1": (d,)}
-        layer |= {"up": (d, 4 * d), "down": (4 * d, d)}
+        norms = {name: (d,) for name in ("g0", "b0", "g1", "b1")}
+        products = {"up": (d, 4 * d), "down": (4 * d, d)}
         return {
-            "layers": [weights(**layer) for _ in range(layers)],
+            "layers": [weights(**norms, **products) for _ in range(layers)],
             **weights(table=(vocab, d), at=(length, d), out=(d, vocab)),
         }
 
