@@ -29,7 +29,7 @@ def make(
     masked: int = 128,
 ) -> Made:
     def init() -> Any:
-        norms = {name: (d,) for name in ("g0", "b0", "g1", "b1")}
+        norms = dict.fromkeys(("g0", "b0", "g1", "b1"), (d,))
         products = {"up": (d, 4 * d), "down": (4 * d, d)}
         return {
             "layers": [weights(**norms, **products) for _ in range(layers)],
