@@ -151,8 +151,9 @@ class SegmentEffects:
 
         Operands of regions have their own type.
         """
-        for start, _, size in self._stored.get(value, ()):
-            yield start, until, max(float(self._nbytes[value]) - size, 0.0)
+        for start, stop, size in self._stored.get(value, ()):
+            if stop >= until:
+                yield start, until, max(float(self._nbytes[value]) - size, 0.0)
 
 
 def seconds_before(planned: Planned, found: Simulation) -> Floats:
