@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 from typing import Any
 
@@ -27,6 +28,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.verify import verify
 from partir_search.passes.fold.fold import fold
 from partir_search.passes.remat import find_segments, forward_length, namesake, rematerialize
+from partir_search.plan.rewrites import Rewrites
 from partir_search.planning.planner import Planner
 from partir_search.planning.tactics import ManualPartition
 from partir_search.planning.trace import split_call, trace_call
@@ -259,6 +261,8 @@ def test_plans_with_remat_run_and_are_saved(
     assert_same(jax.tree.leaves(step(*args)), jax.tree.leaves(jax.jit(fn)(*args)), 1e-4)
     plan.save(tmp_path / "plan.json")
     again = ps.auto_partition(mesh, schedule=ps.load_plan(tmp_path / "plan.json"))(fn).plan(*args)
+    stored = Rewrites(remat=((0, 6), (6, 19, 9, 12)))
+    assert Rewrites.from_json(json.loads(json.dumps(stored.to_json()))) == stored
     assert again.remat == plan.remat
     assert again.ir() == plan.ir()
     assert again.fingerprint == ps.auto_partition(mesh, **options)(fn).plan(*args).fingerprint

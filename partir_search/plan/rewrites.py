@@ -88,8 +88,8 @@ def _read(kind: Any, value: Any) -> Any:
     if others == [...]:
         return tuple(_read(inner, x) for x in value)
     if others and get_origin(others[-1]) is Unpack:  # of any number: tuple[int, *tuple[int, ...]]
-        rest = others.pop()
-        others += [get_args(rest)[0]] * max(len(value) - len(others) - 1, 0)
+        ((further, _),) = map(get_args, get_args(others.pop()))
+        others += [further] * max(len(value) - len(others) - 1, 0)
     return tuple(_read(k, x) for k, x in zip((inner, *others), value, strict=True))
 
 
