@@ -63,7 +63,10 @@ def argument_parts(plan: PlanFacts) -> dict[int, str]:
 
 
 def made_inside(op: Op, result: Operand) -> Iterator[Operand]:
-    """Yields the results of regions that an op returns as one of its results."""
+    """Yields the values inside an op's regions that become a result of the op.
+
+    Results of branches, and of a loop's body for a stacked result or the final value of a carry.
+    """
     if not op.regions:
         return
     edges = edges_of(op)

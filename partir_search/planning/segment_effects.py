@@ -19,7 +19,7 @@ from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.schedule import ScheduledRegion
 from partir_search.simulator.simulator import Simulation
 
-Stay = tuple[int, int, float]  # first and last position, and bytes
+Stay = tuple[int, int, float]  # live range: first and last position, and bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -130,14 +130,14 @@ class SegmentEffects:
         return Effect(np.array(positions, dtype=np.int64), np.array(freed), nbytes, spent)
 
     def _idle(self, value: int, made: int, until: int) -> Iterator[Stay]:
-        """Stays of a value after the last use before its window."""
+        """Live ranges that recomputation ends early: from the last use before the window to it."""
         for start, stop, size in self._stored.get(value, ()):
             if start < until <= stop:
                 last = self._last_forward.get(value, self._uses.before(value, until, made))
                 yield max(last, start) + 1, until, size
 
     def _longer(self, value: int, until: int) -> Iterator[Stay]:
-        """Stays of a value after its last use, until a window reads it."""
+        """Further live ranges of a value that a window reads: from the last use to the window."""
         stays = self._stored.get(value)
         made = self._uses.made(value)
         if made is None:
@@ -147,9 +147,10 @@ class SegmentEffects:
             yield last + 1, until, float(self._nbytes[value])
 
     def _wider(self, value: int, until: int) -> Iterator[Stay]:
-        """Further bytes of a value stored in a narrower type without recomputation.
+        """Live ranges with the bytes by which a value's type is wider than its stored form.
 
-        Operands of regions have their own type.
+        Without recomputation a value may be stored in a narrower type; operands of regions keep
+        their type.
         """
         for start, stop, size in self._stored.get(value, ()):
             if stop >= until:
