@@ -24,7 +24,7 @@ from models.transformer import (
     make_train_step,
     optimizer,
 )
-from partir_search.ir.core import Module
+from partir_search.ir.core import Module, Value
 from partir_search.ir.verify import verify
 from partir_search.passes.fold.fold import fold
 from partir_search.passes.remat import find_segments, forward_length, namesake, rematerialize
@@ -352,6 +352,46 @@ def test_iterations_of_a_scan_run_again(mesh: jax.sharding.Mesh) -> None:
 
 
 @pytest.mark.devices
+@pytest.mark.parametrize("tiles", [[], [(0, 0, "batch")], [(0, 0, "batch"), (1, 2, "model")]])
+def test_results_stored_in_scans_do_not_run_again(tiles: Any) -> None:
+    """Products of each iteration are stored, of which one is no residual, and a residual that is
+    the operand of a recomputed op; evaluator, emitted program, plain function.
+    """
+    flat = jax.tree.leaves(scanned_args())
+
+    def fn(*xs: Any) -> Any:
+        return jax.tree.leaves(scanned(*jax.tree.unflatten(tree, xs)))
+
+    tree = jax.tree.structure(scanned_args())
+    module = module_of(fn, *flat)
+    (segment,) = find_segments(module)
+    region = module.body.ops[segment[0]].regions[0]
+    products = [at for at, op in enumerate(region.ops) if op.prim == "dot_general"]
+    tanh = [at for at, op in enumerate(region.ops) if op.prim == "tanh"]
+    stacked = {x.id for x in region.results if isinstance(x, Value)}
+    assert any(region.ops[at].results[0].id not in stacked for at in products)
+    assert all(region.ops[at].results[0].id in stacked for at in tanh)
+
+    def count(prim: str, found: Module) -> int:
+        return sum(op.prim == prim for op in found.ops)
+
+    whole = rematerialize(module, [segment])
+    part = rematerialize(module, [(*segment, *products[1:], *tanh)])
+    verify(part)
+    assert count("dot_general", module) < count("dot_general", whole)
+    assert count("dot_general", part) == count("dot_general", module)
+    assert count("tanh", part) == count("tanh", module) < count("tanh", whole)
+    forward, after = (m.body.ops[segment[0]] for m in (module, part))
+    assert any(op.prim == "cos" for op in forward.regions[0].ops)
+    assert not any(op.prim == "cos" for op in after.regions[0].ops)  # made in the backward scan
+    assert len(after.results) < len(forward.results)
+    state = state_of(part)
+    for arg, dim, axis in tiles:
+        tile_arg(state, arg, dim, axis)
+    check_partition(state.partition(), fn, flat)
+
+
+@pytest.mark.devices
 @pytest.mark.parametrize(
     "name",
     [
@@ -368,7 +408,9 @@ def test_scanned_models_run_again(name: str, mesh: jax.sharding.Mesh) -> None:
     args = jax.jit(lambda: entry.args(8))()
     step = ps.auto_partition(mesh, machine="tpu_v5e", remat=True, episodes=20)(entry.step)
     plan = step.plan(*args)
-    scans = [a for a, b in plan.remat if plan._original.body.ops[a].prim == "scan" and b == a + 1]
+    scans = [
+        a for a, b, *_ in plan.remat if plan._original.body.ops[a].prim == "scan" and b == a + 1
+    ]
     assert bool(scans) == (name in ("gpt-scan-tiny", "lstm-tiny"))
     want = jax.tree.leaves(jax.jit(entry.step)(*args))
     assert_same(jax.tree.leaves(step(*args)), want, 2e-2 if name == "microbatch-tiny" else 2e-3)

@@ -18,12 +18,15 @@ import numpy as np
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Region, Value
-from partir_search.passes.remat_copies import MOVED, RematRewriter
-from partir_search.passes.remat_scan import find_scan_remats, remat_scans
+from partir_search.passes.remat_copies import AGAIN, ENTERING, MOVED, RematRewriter
+from partir_search.passes.remat_scan import ScanRemat, find_scan_remats, remat_scans, scan_remat
 from partir_search.rules.construct import rematerialization
 
 Range = tuple[int, int, *tuple[int, ...]]
-"""Segment: positions of the first op, of the op after the last, and of ops with stored results."""
+"""Segment: positions of the first op, of the op after the last, and of ops with stored results.
+
+Of a scan as a segment, ops with stored results have positions in the scan's region.
+"""
 
 # At a cut, fewer bytes cross than anywhere within a window to either side.
 WINDOW_SHARE = 40  # forward pass over the window's length
@@ -33,9 +36,7 @@ MIN_CROSSING = 0.1  # of the median bytes crossing; fewer cross only outside the
 MAX_LIFETIME = 1 / 3  # of the forward pass; values living longer cross all cuts and are stored
 MIN_GAIN = 2.0  # bytes freed by recomputing a segment over bytes crossing its cut, at least
 
-# Suffixes of names of recomputed values, and of arguments of their region. A value that enters
-# several regions has numbered arguments, as actions find values by name.
-AGAIN, ENTERING = "_again", "_in"
+# A value that enters several regions has numbered arguments, as actions find values by name.
 _SUFFIX = re.compile(rf"(?:{AGAIN}|{ENTERING}\d*|{MOVED})$")
 
 
@@ -119,13 +120,23 @@ def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
         late uses of a later segment. For a scan as a segment, each iteration is computed again.
     """
     n = forward_length(module)
-    scans = [r for r in find_scan_remats(module, n) if (r.position, r.position + 1) in segments]
+    scans = find_scans(module, segments)
     if scans:
-        module = remat_scans(module, scans)
-        alone = {(r.position, r.position + 1) for r in scans}
-        segments = [s for s in segments if s not in alone]
+        module = remat_scans(module, [r for r in scans.values() if r is not None])
+        segments = [s for s in segments if s not in scans]
+        if not segments:
+            return module
     uses = Uses(module, n)
     return _Rewriter(module, _windows(module, uses, n, segments), uses).run()
+
+
+def find_scans(module: Module, segments: Sequence[Range]) -> dict[Range, ScanRemat | None]:
+    """Returns the rewrites of segments that are scans, in order; None where nothing runs again."""
+    n = forward_length(module)
+    alone = {r.position for r in find_scan_remats(module, n)}
+    scans = [s for s in segments if s[0] in alone and s[1] == s[0] + 1]
+    uses = def_use(module)
+    return {s: scan_remat(module, uses, s[0], n, s[2:]) for s in scans}
 
 
 def find_windows(module: Module, segments: Sequence[Range]) -> list[Window]:

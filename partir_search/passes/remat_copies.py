@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from partir_search.ir.core import Op, Operand, Region, Value
 from partir_search.passes.rewriter import Rewriter
 
-MOVED = "_"  # suffix of names of values made inside of copied regions
+# Suffixes of names: of values made inside of copied regions, of recomputed values, of arguments of
+# regions that recompute, and of values stored for all iterations of a scan.
+MOVED, AGAIN, ENTERING, STACKED = "_", "_again", "_in", "_stacked"
 
 
 class RematRewriter(Rewriter):

@@ -2,19 +2,20 @@
 
 The forward scan over layers hands all residuals to the backward scan, stacked over the layers.
 After the rewrite, the carry entering each iteration is stored, and the backward scan repeats the
-iteration's forward pass. `jax.checkpoint` on the scanned function gives the same program; here a
-trace without `jax.checkpoint` is rewritten.
+iteration's forward pass, but for ops with stored results. `jax.checkpoint` on the scanned function,
+with a policy for these results, gives the same program; here a trace without `jax.checkpoint` is
+rewritten.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.role import Role
-from partir_search.passes.remat_copies import RematRewriter
+from partir_search.passes.remat_copies import AGAIN, ENTERING, STACKED, RematRewriter
 from partir_search.rules.registry import role_of
 
 Pair = tuple[Operand, Value]  # operand of the scan, argument of its region
@@ -30,38 +31,59 @@ class ScanRemat:
       users: positions of the backward scans.
       dropped: indices of the scan's results that are no longer stacked.
       ops: positions, in the scan's region, of the ops to recompute.
-      carries: indices of the region's arguments whose values are stored instead.
-      kept: by index of a carry, the result of the scan that stacks its values already.
+      stacked: ids of values of the scan's region from which the ops start, stored for all
+        iterations: carries, and results of ops that do not run again.
+      kept: by id of a value of the region, the result of the scan that stacks the value already.
     """
 
     position: int
     users: tuple[int, ...]
     dropped: tuple[int, ...]
     ops: tuple[int, ...]
-    carries: tuple[int, ...]
+    stacked: tuple[int, ...]
     kept: Mapping[int, int]
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        """Ids of the values of the region that are newly stacked."""
+        return tuple(v for v in self.stacked if v not in self.kept)
 
 
 def find_scan_remats(module: Module, forward: int) -> list[ScanRemat]:
     """Returns the scans among the first `forward` ops whose recomputation frees enough memory."""
-    found = (
-        _scan_remat(module, at, forward) for at in range(forward) if _is_scan(module.body.ops[at])
-    )
-    return [r for r in found if r is not None]
+    uses, ops = def_use(module), module.body.ops
+    found = (scan_remat(module, uses, at, forward) for at in range(forward) if _is_scan(ops[at]))
+    return [r for r in found if r is not None and _frees_enough(module, r)]
 
 
 def _is_scan(op: Op) -> bool:
     return role_of(op) is Role.SCAN
 
 
-def _scan_remat(module: Module, at: int, forward: int) -> ScanRemat | None:
-    """Returns the segment of the scan at a position worth recomputing, or None."""
+def _frees_enough(module: Module, remat: ScanRemat) -> bool:
+    op = module.body.ops[remat.position]
+    freed_bytes = sum(op.results[k].type.nbytes for k in remat.dropped)
+    added = (module.values[v].type.nbytes for v in remat.added)
+    return freed_bytes > MIN_GAIN * int(op.params["length"]) * sum(added)
+
+
+def scan_remat(
+    module: Module, uses: DefUse, at: int, forward: int, stored: Sequence[int] = ()
+) -> ScanRemat | None:
+    """Returns the segment of a scan; None if no op of an iteration runs again.
+
+    Args:
+      uses: of the module.
+      at: position of the scan in the module's body.
+      forward: position of the first op of the backward pass.
+      stored: positions, in the scan's region, of ops with results stored for all iterations.
+    """
     op = module.body.ops[at]
     region, carries = op.regions[0], int(op.params["num_carry"])
     consts = int(op.params["num_consts"])
-    uses = def_use(module)
     returned = {x.id for x in module.body.results if isinstance(x, Value)}
-    arg_index = {a.id: i for i, a in enumerate(region.args)}
+    saved = {r.id for p in stored for r in region.ops[p].results}
+    given = {a.id for a in region.args} | saved
 
     def feeds_backward_scans(result: Value) -> bool:
         """True if only backward scans read a result, an element for each iteration."""
@@ -79,42 +101,37 @@ def _scan_remat(module: Module, at: int, forward: int) -> ScanRemat | None:
     dropped, kept = [], dict[int, int]()
     for k in range(carries, len(op.results)):
         inner = region.results[k]
-        if isinstance(inner, Value) and inner.id in arg_index:
-            kept[arg_index[inner.id]] = k
+        if isinstance(inner, Value) and inner.id in given:
+            kept[inner.id] = k
         elif (
             isinstance(inner, Value)
             and uses.makers[inner.id]
             and feeds_backward_scans(op.results[k])
         ):
             dropped.append(k)
-    recomputed, needed = _slice(region, uses, dropped)
+    recomputed, needed = _slice(region, uses, dropped, given)
     if not recomputed:
         return None
-    stored = tuple(sorted(i for i in needed if consts <= i < consts + carries))
-    freed_bytes = sum(op.results[k].type.nbytes for k in dropped)
-    length = int(op.params["length"])
-    stored_bytes = sum(length * region.args[i].type.nbytes for i in stored if i not in kept)
+    carried = {a.id for a in region.args[consts : consts + carries]}
     users = {int(uses.position[g.id]) for k in dropped for g in uses.users[op.results[k].id]}
-    if freed_bytes <= MIN_GAIN * stored_bytes:
-        return None
-    return ScanRemat(at, tuple(sorted(users)), tuple(dropped), recomputed, stored, kept)
+    stacked = tuple(sorted(needed & (carried | saved)))
+    return ScanRemat(at, tuple(sorted(users)), tuple(dropped), recomputed, stacked, kept)
 
 
 def _slice(
-    region: Region, uses: DefUse, results: Sequence[int]
+    region: Region, uses: DefUse, results: Sequence[int], given: Container[int]
 ) -> tuple[tuple[int, ...], set[int]]:
-    """Returns positions of the ops computing some results, and the indices of arguments needed.
+    """Returns positions of the ops computing some results, and the ids of `given` values needed.
 
     No positions are returned if an op has an effect.
     """
-    arg_index = {a.id: i for i, a in enumerate(region.args)}
     recomputed: set[int] = set()
     needed: set[int] = set()
     todo = [x.id for k in results if isinstance(x := region.results[k], Value)]
     while todo:
         v = todo.pop()
-        if v in arg_index:
-            needed.add(arg_index[v])
+        if v in given:
+            needed.add(v)
         elif (op := uses.makers[v]) and (at := int(uses.position[op.id])) not in recomputed:
             if op.effect:
                 return (), needed
@@ -135,35 +152,37 @@ class _Rewriter(RematRewriter):
         super().__init__(module)
         self.forward = {r.position: r for r in found}
         self.backward = {n: [r for r in found if n in r.users] for r in found for n in r.users}
-        # Stacked carries, by position of the scan and index of the argument.
-        self.stacked: dict[tuple[int, int], Value] = {}
+        # Stacked values, by id of the value of the scan's region.
+        self.stacked: dict[int, Value] = {}
 
     def ops(self, old: Region) -> list[Op]:
         ops = []
         for at, op in enumerate(old.ops):
             new = self.op(op)
             if at in self.forward:
-                new = self.save_carries(new, self.forward[at])
+                new = self.stack(new, self.forward[at])
             for r in self.backward.get(at, ()):
                 new = self.recompute(new, r)
             ops.append(new)
         return ops
 
-    def save_carries(self, new: Op, remat: ScanRemat) -> Op:
-        """Returns the forward scan with stacked carries in place of the dropped results."""
-        region, old = new.regions[0], self.module.body.ops[remat.position]
+    def stack(self, new: Op, remat: ScanRemat) -> Op:
+        """Returns the forward scan with newly stacked values in place of the dropped results."""
+        region, old = new.regions[0], self.module.body.ops[remat.position].regions[0]
         remaining = [k for k in range(len(new.results)) if k not in remat.dropped]
         inner, outer = [region.results[k] for k in remaining], [new.results[k] for k in remaining]
-        for i in remat.carries:
-            if i in remat.kept:
-                self.stacked[remat.position, i] = new.results[remat.kept[i]]
+        copies = dict(zip((a.id for a in old.args), region.args, strict=True))
+        for op, copied in zip(old.ops, region.ops, strict=True):
+            copies |= zip((r.id for r in op.results), copied.results, strict=True)
+        for v in remat.stacked:
+            if v in remat.kept:
+                self.stacked[v] = new.results[remat.kept[v]]
                 continue
-            arg = region.args[i]
-            shape = (int(new.params["length"]), *arg.type.shape)
-            name = f"{old.results[0].name}_carry_{i}"
-            value = Value(-1, dataclasses.replace(arg.type, shape=shape), name)
-            self.stacked[remat.position, i] = value
-            inner.append(arg)
+            each = self.module.values[v]
+            shape = (int(new.params["length"]), *each.type.shape)
+            value = Value(-1, dataclasses.replace(each.type, shape=shape), f"{each.name}{STACKED}")
+            self.stacked[v] = value
+            inner.append(copies[v])
             outer.append(value)
         body = Region(region.args, region.ops, tuple(inner))
         return dataclasses.replace(new, results=tuple(outer), regions=(body,), key=None)
@@ -173,27 +192,34 @@ class _Rewriter(RematRewriter):
         forward = self.module.body.ops[remat.position]
         forward_region, region = forward.regions[0], new.regions[0]
         backward_consts = int(new.params["num_consts"])
+        elements = backward_consts + int(new.params["num_carry"])
         dropped = {
             id(self.value(forward.results[k])): forward_region.results[k] for k in remat.dropped
         }
-        _, needed = _slice(forward_region, def_use(self.module), remat.dropped)
+        read = {v.id for at in remat.ops for _, v in forward_region.ops[at].inputs()}
         forward_consts = int(forward.params["num_consts"])
-        carry_stop = forward_consts + int(forward.params["num_carry"])
         inside: dict[int, Value] = {}  # by id of the forward region's value: the recomputed one
         new_consts: list[Pair] = []  # read whole by each iteration
         new_inputs: list[Pair] = []  # one element read by each iteration
-        for i in sorted(needed):
-            arg = forward_region.args[i]
-            inside[arg.id] = fresh = Value(-1, arg.type, f"{arg.name}_again")
-            if i < forward_consts:
-                new_consts.append((self.operand(forward.operands[i]), fresh))
-            elif i < carry_stop:
-                new_inputs.append((self.stacked[remat.position, i], fresh))
+        for i, arg in enumerate(forward_region.args):
+            if arg.id in read and arg.id not in remat.stacked:
+                inside[arg.id] = fresh = Value(-1, arg.type, f"{arg.name}{AGAIN}")
+                pairs = new_consts if i < forward_consts else new_inputs
+                pairs.append((self.operand(forward.operands[i]), fresh))
+        by_element = zip(new.operands[elements:], region.args[elements:], strict=True)
+        known = {id(operand): arg for operand, arg in by_element}
+        carried = {arg.id for arg in forward_region.args}
+        for v in remat.stacked:
+            value, stack = self.module.values[v], self.stacked[v]
+            if id(stack) in known:
+                inside[v] = known[id(stack)]
             else:
-                new_inputs.append((self.operand(forward.operands[i]), fresh))
+                suffix = AGAIN if v in carried else ENTERING
+                inside[v] = fresh = Value(-1, value.type, f"{value.name}{suffix}")
+                new_inputs.append((stack, fresh))
         ops = []
         for at in remat.ops:
-            again = self.copy(forward_region.ops[at], inside, "_again")
+            again = self.copy(forward_region.ops[at], inside, AGAIN)
             ops.append(dataclasses.replace(again, backward=True))
             inside |= {
                 o.id: v for o, v in zip(forward_region.ops[at].results, again.results, strict=True)

@@ -107,15 +107,23 @@ class PlanFacts(Layouts, Rewritten):
         """Lower bound of the seconds of all plans of the space of the only search; None without.
 
         A search on a program with recomputation or microbatches of the planner's bounds no plan
-        without them, and says nothing.
+        without them, and says nothing. One without bounds a plan with recomputation, which may be
+        faster.
         """
         if not self.searches:
             return self._planned.saved_bound
         report = self.searches[0]
-        rewritten = self.rewrites.remat or self.rewrites.microbatches > 1
+        rewritten = (self.rewrites.remat and not report.plain) or self.rewrites.microbatches > 1
         if len(self.searches) > 1 or report.bound is None or rewritten:
             return None
-        return PlanBound(report.bound, report.cost.seconds)
+        found = self.cost if self.rewrites.remat else report.cost
+        return PlanBound(report.bound, found.seconds)
+
+    @property
+    def short_of_memory(self) -> bool:
+        """True if segments of the forward pass run again because memory requires it."""
+        stored = self.peak_without_remat
+        return bool(self.rewrites.remat) and (stored is None or stored > self.memory_limit)
 
     @property
     def space(self) -> SearchSpace | None:

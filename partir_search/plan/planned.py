@@ -54,6 +54,7 @@ class SearchReport:
       exclude: globs of arguments excluded from the search.
       space: the space of the search; None if later tactics build on the answer.
       visited: nondominated states of the search.
+      plain: True for a search on the program without the plan's recomputation.
     """
 
     axes: tuple[str, ...]
@@ -70,6 +71,7 @@ class SearchReport:
     exclude: tuple[str, ...] = ()
     space: SearchSpace | None = None
     visited: Visited = NOTHING_VISITED
+    plain: bool = False
 
     @property
     def experts(self) -> tuple[tuple[str, Cost], ...]:

@@ -48,7 +48,7 @@ class LoopQueue:
 
     def add(self, plan: Plan, traced: Traced) -> None:
         """Adds the plan of a form of a traced call with the loop given last."""
-        if plan.fits and not plan.remat and not slowed(plan):
+        if plan.fits and not plan.short_of_memory and not slowed(plan):
             self._ends = True
         elif self._tried < FURTHER and self._left:
             further = spared_loop(plan, traced)

@@ -8,33 +8,49 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-from partir_search.ir.core import Module
+from partir_search.ir.core import Module, Op
 from partir_search.mcts.goals import Goal, Spare
-from partir_search.passes.remat import Range, namesake, rematerialize
+from partir_search.passes.remat import Range, find_scans, namesake, rematerialize
+from partir_search.passes.remat_copies import STACKED
 from partir_search.plan.planned import Planned, with_search
 from partir_search.planning.segment_peaks import SegmentPeaks, predict_segments
 from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
 
 PROBES = 5  # plans made to find the fewest segments, at most
+SMALL_RESULTS = 0.002  # of a peak beyond the margin for fragmentation, for stored results
 MIN_GAIN = 0.003  # of a step's seconds, predicted for a further plan with fewer segments
 
 
-Replay = Callable[[Module, Sequence[Action]], Planned]
+Replay = Callable[[Module, Sequence[Action]], tuple[Planned, bool]]
+"""Function (module, actions) that applies the legal actions to a program.
+
+Returns the plan, and True if all actions are legal.
+"""
 
 
-def replay_renamed(module: Module, actions: Sequence[Action], replay: Replay) -> Planned:
+def replay_renamed(
+    module: Module, actions: Sequence[Action], replay: Replay
+) -> tuple[Planned, bool]:
     """Applies actions to a program with different segments recomputed than the actions' own."""
     return replay(module, renamed_for(module, actions))
 
 
 def renamed_for(module: Module, actions: Sequence[Action]) -> list[Action]:
-    """Actions with values renamed to a program's values of different segments recomputed."""
+    """Actions with values renamed to a program's values of different segments recomputed.
+
+    Actions on values stacked for other iterations to run again are left out.
+    """
     known = module.value_names()
     name_of = functools.cache(lambda name: namesake(name, known))  # barriers repeat names
-    return [a.renamed(name_of) for a in actions]
+
+    def absent(name: str) -> bool:
+        return name.endswith(STACKED) and name not in known
+
+    renamed = (a.renamed(name_of) for a in actions)
+    return [a for a in renamed if not a.values or not all(map(absent, a.values))]
 
 
 def fit_by_remat(
@@ -61,7 +77,7 @@ def fit_by_remat(
       limit: bytes per device.
       plan: function (module, hints, goals) that plans a rewritten module, with extra starting
         actions and goals.
-      replay: function (module, actions) that applies the compatible actions to a rewritten module.
+      replay: function that applies actions to a rewritten module.
       objective: the quantity minimised by the goals.
       known: function from a rewritten module to the plan of the best known strategy, with decisions
         that hold for any segments. Exact steps also decide on recomputed values, by name.
@@ -71,44 +87,46 @@ def fit_by_remat(
         peak if none fits; and its segments.
     """
 
-    def played(rewritten: Module, actions: Sequence[Action]) -> Planned:
+    def played(rewritten: Module, actions: Sequence[Action]) -> tuple[Planned, bool]:
         return replay_renamed(rewritten, actions, replay)
 
     target_bytes = limit * (1.0 - planned.model.machine.traits.memory_fragmentation_fraction)
-    replayed = played(recomputed, planned.actions)
-    if (
-        len(replayed.actions) == len(planned.actions)
-        and replayed.cost.peak_bytes >= planned.cost.peak_bytes
-    ):
+    replayed, holds = played(recomputed, planned.actions)
+    if holds and replayed.cost.peak_bytes >= planned.cost.peak_bytes:
         return planned, ()  # the peak is elsewhere: recomputation frees nothing
     costs = planned.cost, replayed.cost
-    if known is not None and len(replayed.actions) < len(planned.actions):
+    if known is not None and not holds:
         # Decisions on recomputed values do not hold: their cost says nothing of recomputation.
         start = known(recomputed)
-        costs = played(module, start.actions).cost, start.cost
+        costs = played(module, start.actions)[0].cost, start.cost
     spare = _worth(*costs, target_bytes, objective)
     full = plan(recomputed, planned.actions, spare)
     if planned.cost.peak_bytes <= full.cost.peak_bytes:
         return planned, ()
-    if full.cost.peak_bytes > target_bytes:
+    if full.cost.peak_bytes > limit:
         return full, tuple(segments)
+    target_bytes = max(target_bytes, (1.0 + SMALL_RESULTS) * full.cost.peak_bytes)
 
     def reduced(start: Planned) -> tuple[Planned, tuple[Range, ...], float | None]:
         """Decisions of a plan that fits, with the fewest segments, and the peak without any."""
 
         def with_some(some: Sequence[Range]) -> Planned:
-            return played(rematerialize(module, some) if some else module, start.actions)
+            return played(rematerialize(module, some) if some else module, start.actions)[0]
 
-        without = with_some(())
+        without, holds = played(module, start.actions)
         peak = without.cost.peak_bytes
-        if len(without.actions) < len(start.actions):
+        if not holds:
             return start, tuple(segments), None  # decisions on recomputed values do not hold
-        if peak <= target_bytes:
+        fits = peak <= target_bytes
+        if fits and not find_scans(module, segments):
             return without, (), peak
         kinds = kinds_of(module, segments)
+        found, some = start, tuple(segments)
         if peaks := predict_segments(module, segments, kinds, without, start):
-            return *_fewest(with_some, start, peaks, kinds, target_bytes, objective), peak
-        return *_fewest_scans(with_some, start, segments, target_bytes), peak
+            found, some = _fewest(with_some, start, peaks, kinds, target_bytes, objective)
+        if fits and objective(without.cost) <= objective(found.cost):
+            return without, (), peak
+        return found, some, peak
 
     best, chosen, peak = reduced(full)
     if best is full and known is not None:
@@ -145,7 +163,15 @@ def _worth(
 def kinds_of(module: Module, segments: Sequence[Range]) -> dict[Range, tuple[str, ...]]:
     """Kind of each segment: segments with the same ops are of one kind."""
     ops = module.body.ops
-    return {s: tuple(op.prim for op in ops[slice(*s[:2])]) for s in segments}
+    return {s: tuple(_kinds(ops[slice(*s[:2])])) for s in segments}
+
+
+def _kinds(ops: Sequence[Op]) -> Iterator[str]:
+    """Primitives of some ops and of all ops inside."""
+    for op in ops:
+        yield op.prim
+        for region in op.regions:
+            yield from _kinds(region.ops)
 
 
 def _fewest(
@@ -192,23 +218,3 @@ def _fewest(
         if best is not full:
             break
     return best, chosen
-
-
-def _fewest_scans(
-    plan_with: Callable[[Sequence[Range]], Planned],
-    full: Planned,
-    segments: Sequence[Range],
-    limit: float,
-) -> tuple[Planned, tuple[Range, ...]]:
-    """Finds the fewest scans, first ones first, whose recomputation fits, by bisection."""
-    best, least, over = full, len(segments), 0
-    for _ in range(PROBES):
-        if least - over <= 1:
-            break
-        count = (least + over) // 2
-        planned = plan_with(segments[:count])
-        if planned.cost.peak_bytes <= limit:
-            best, least = planned, count
-        else:
-            over = count
-    return best, tuple(segments[:least])

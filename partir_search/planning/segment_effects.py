@@ -8,7 +8,7 @@ until then; kernels and collectives of the recomputed ops run twice.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -60,7 +60,9 @@ class SegmentEffects:
           simulation: of the plan.
         """
         self.module, self._uses = module, Uses(module, forward_length(module))
-        self.seconds = np.diff(seconds_before(without, simulation))
+        firsts = [*(op.id for op in module.body.ops), len(module.ops)]  # inner ops come after
+        before = seconds_before(without, simulation, simulation.load.roofline.seconds)
+        self.seconds = np.diff(before[firsts])
         buffers = without.model.analysis.buffers
         ranges, nbytes = buffers.ranges, simulation.load.roofline.nbytes
         self._last_forward, self._nbytes = buffers.materialized.last_forward, nbytes
@@ -110,6 +112,16 @@ class SegmentEffects:
             self._known[segment] = self.effect_of(window) if window else None
         return self._known[segment]
 
+    def seconds_again(self, segment: Range) -> Mapping[int, float]:
+        """Seconds of the ops that run again, by position after the segment's first op."""
+        window = self.window(segment)
+        assert window is not None
+        return {at - segment[0]: float(self.seconds[at]) for at in window.again}
+
+    def form(self, segment: Range, stored: Sequence[int]) -> Range:
+        """A segment with results of ops stored, by position after the segment's first op."""
+        return (segment[0], segment[1], *(segment[0] + at for at in stored))
+
     def effect_of(self, window: Window) -> Effect:
         """Effect of recomputing the segment of a window."""
         ops, n = self.module.body.ops, self._uses.forward
@@ -157,10 +169,15 @@ class SegmentEffects:
                 yield start, until, max(float(self._nbytes[value]) - size, 0.0)
 
 
-def seconds_before(planned: Planned, found: Simulation) -> Floats:
-    """[ops + 1] seconds of kernels and reshards before each op of a module's body, and in total."""
+def seconds_before(planned: Planned, found: Simulation, kernel_seconds: Floats) -> Floats:
+    """[ops + 1] seconds of kernels and reshards before each op of a module, and in total.
+
+    Args:
+      found: simulation of the plan.
+      kernel_seconds: [K] seconds attributed to each kernel.
+    """
     module, kernels = planned.graph.module, planned.model.time.kernels
-    seconds = np.bincount(kernels.op, found.load.roofline.seconds, len(module.ops))
+    seconds = np.bincount(kernels.op, kernel_seconds, len(module.ops))
 
     def add(scheduled: ScheduledRegion, times: float) -> None:
         for number, (item, _, cost, _) in enumerate(scheduled.steps):
@@ -171,5 +188,4 @@ def seconds_before(planned: Planned, found: Simulation) -> Floats:
                     add(part, times * trips)
 
     add(found.scheduled, 1.0)
-    firsts = [*(op.id for op in module.body.ops), len(module.ops)]  # ids of inner ops come after
-    return np.concatenate(([0.0], np.cumsum(seconds)))[firsts]
+    return np.concatenate(([0.0], np.cumsum(seconds)))

@@ -14,13 +14,18 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import numpy as np
 
 from partir_search.ir.core import Module, Op
-from partir_search.passes.remat import AGAIN, Range, find_windows
+from partir_search.passes.remat import Range, find_scans, find_windows
+from partir_search.passes.remat_copies import AGAIN
 from partir_search.plan.planned import Planned
+from partir_search.planning.scan_effects import ScanEffects
 from partir_search.planning.segment_effects import Effect, SegmentEffects
 from partir_search.simulator.arrays import Floats
 
 HEAVY = 0.01  # of the seconds of a segment's recomputation, for an op whose results may be stored
 MOST_HEAVY = 16  # ops of a segment whose results may be stored
+
+
+Effects = SegmentEffects | ScanEffects
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -61,9 +66,26 @@ class SegmentPeaks:
         """Seconds of the recomputation of some segments."""
         return self.scale * sum(e.seconds for e in map(self.effects, segments) if e is not None)
 
+    def fastest(self, count: int) -> list[tuple[Range, ...]]:
+        """At most `count` choices of segments whose recomputation saves seconds, the most first.
+
+        In choice number i each segment has its form with the i-th most seconds saved.
+        """
+        saving = dict[Range, list[Range]]()
+        for segment, forms in self.forms.items():
+            seconds = {form: self.spent([form]) for form in forms}
+            faster = (form for form in forms if seconds[form] < 0.0)
+            saving[segment] = sorted(faster, key=seconds.__getitem__)
+        most = max(map(len, saving.values()), default=0)
+        return [
+            tuple(sorted(forms[min(i, len(forms) - 1)] for forms in saving.values() if forms))
+            for i in range(min(most, count))
+        ]
+
     def fewest(self, limit: float, kinds: Mapping[Range, Hashable]) -> tuple[Range, ...]:
         """Segments with a predicted peak within a limit, and few seconds; all if none suffice.
 
+        Forms that save seconds come first, and are chosen within any limit.
         Forms with the most bytes freed per second come first, of all segments of a kind. Needless
         forms are left out after, most seconds first: the last layer's, say, with a window at the
         peak.
@@ -83,10 +105,13 @@ class SegmentPeaks:
         def forms(found: Mapping[Range, int]) -> list[Range]:
             return [self.forms[s][form] for s, form in found.items()]
 
-        counts = range(len(steps))
+        saving = sum(self._more(segment, form)[1] < 0.0 for segment, form in steps)
+        counts = range(saving, len(steps))
         least = bisect.bisect_left(counts, True, key=lambda n: self.peak(forms(chosen(n))) <= limit)
-        found = chosen(least)
+        found = chosen(saving + least)
         for segment in sorted(found, key=lambda s: (-self._saved_by_less(s, found[s]), -s[0])):
+            if self._saved_by_less(segment, found[segment]) <= 0.0:
+                break
             fewer = dict(found)
             fewer[segment] -= 1
             if fewer[segment] < 0:
@@ -142,23 +167,27 @@ def predict_segments(
       full: the plan with all segments recomputed.
 
     Returns:
-      None for segments without windows (scans).
+      None if segments of the plan with all are unlike those of the program.
     """
-    windows = sorted(find_windows(module, segments), key=lambda w: w.first)
-    repeated = [i for i, op in enumerate(full.graph.module.body.ops) if _recomputes(op)]
-    if not windows or len(windows) != len(repeated):
-        return None
     plain = without.model.simulate(without.sketch)
-    effects = SegmentEffects(module, without, plain)
-    effects.correct(windows, repeated, full.model.simulate(full.sketch).live)
-    found = sorted(w.segment for w in windows)
+    effects: Effects
+    if find_scans(module, segments):
+        effects, found = ScanEffects(module, segments, without, full), list(segments)
+    else:
+        windows = sorted(find_windows(module, segments), key=lambda w: w.first)
+        repeated = [i for i, op in enumerate(full.graph.module.body.ops) if _recomputes(op)]
+        if len(windows) != len(repeated):
+            return None
+        effects, found = SegmentEffects(module, without, plain), sorted(w.segment for w in windows)
+        effects.correct(windows, repeated, full.model.simulate(full.sketch).live)
+    found = [s for s in found if effects(s) is not None]
+    if not found:
+        return None
     stored = dict[Hashable, list[tuple[int, ...]]]()
     for kind in dict.fromkeys(kinds[s] for s in found):
         alike = [s for s in found if kinds[s] == kind]
         stored[kind] = _stored_offsets(alike[len(alike) // 2], effects)
-    forms: dict[Range, list[Range]] = {
-        s: [(s[0], s[1], *(s[0] + at for at in each)) for each in stored[kinds[s]]] for s in found
-    }
+    forms = {s: [effects.form(s, each) for each in stored[kinds[s]]] for s in found}
     peaks = SegmentPeaks(plain.live, forms, effects)
     total, spent = full.cost.seconds - plain.cost.seconds, peaks.spent(found)
     if total > 0.0 and spent > 0.0:
@@ -176,45 +205,46 @@ def _recomputes(op: Op) -> bool:
     )
 
 
-def _stored_offsets(segment: Range, effects: SegmentEffects) -> list[tuple[int, ...]]:
+def _stored_offsets(segment: Range, effects: Effects) -> list[tuple[int, ...]]:
     """Offsets of ops with stored results, for each form of a segment, () last.
 
     From the whole segment, the op that saves the most seconds per byte stored is stored next. Forms
     off the lower convex hull of seconds over bytes freed are left out.
     """
-    window, whole = effects.window(segment), effects(segment)
-    assert window is not None
+    whole = effects(segment)
     assert whole is not None
-    least = HEAVY * whole.seconds
-    heavy = [at for at in window.again if effects.seconds[at] > least]
-    heavy = sorted(heavy, key=lambda at: -effects.seconds[at])[:MOST_HEAVY]
+    again = effects.seconds_again(segment)
+    heavy = [at for at, seconds in again.items() if seconds > HEAVY * whole.seconds]
+    heavy = sorted(heavy, key=lambda at: -again[at])[:MOST_HEAVY]
     points: list[Point] = [(whole.nbytes, whole.seconds, ())]
     while heavy:
         freed, seconds, stored = points[-1]
         worth = list[tuple[float, int, Point]]()
         for at in heavy:
             with_one = tuple(sorted((*stored, at)))
-            effect = effects((segment[0], segment[1], *with_one))
+            effect = effects(effects.form(segment, with_one))
             point = (effect.nbytes, effect.seconds, with_one) if effect else (0.0, 0.0, with_one)
             worth.append(((seconds - point[1]) / max(freed - point[0], 1.0), -at, point))
         _, best, point = max(worth)
         heavy.remove(-best)
         points.append(point)
-    return [tuple(at - segment[0] for at in stored) for _, _, stored in _hull(points)]
+    return [stored for _, _, stored in _hull(points)]
 
 
 Point = tuple[float, float, tuple[int, ...]]
-"""Bytes freed, seconds, and positions of the ops with stored results."""
+"""Bytes freed, seconds, and offsets of the ops with stored results."""
 
 
 def _hull(points: Sequence[Point]) -> list[Point]:
     """Points on the lower convex hull of seconds over bytes from (0, 0), in the order of bytes.
 
-    The point of the most bytes is the last.
+    The point of the most bytes is the last. Of equal points, the one with the fewest stored results
+    is on the hull.
     """
     hull: list[Point] = [(0.0, 0.0, ())]
     most = max(points)
-    for point in sorted(points):
+    fewest = {point[:2]: point for point in sorted(points, key=lambda each: -len(each[2]))}
+    for point in sorted(fewest.values()):
         if point[0] <= 0.0 and point is not most:
             continue
         while len(hull) > 1 and _slope(hull[-1], point) <= _slope(hull[-2], hull[-1]):

@@ -16,6 +16,7 @@ from partir_search.passes.stacks import Stack, find_stacks, stack_module
 from partir_search.plan.planned import Planned
 from partir_search.plan.report.progress import search_progress
 from partir_search.plan.spec import PlanSpec
+from partir_search.planning.faster_scans import recompute_residuals
 from partir_search.planning.interruption import FarBehind
 from partir_search.planning.known_strategies import known_plan
 from partir_search.planning.memory_fit import fit_by_remat, replay_renamed
@@ -213,12 +214,14 @@ class StagePlanner:
         if not form.segments:
             return None
         known = known_plan(self.planner(form.module), self.fixed(form.module))
-        start = replay_renamed(stage.module, known.actions, self._replayed)
+        start, _ = replay_renamed(stage.module, known.actions, self._replayed)
         found = self._fitted(stage, start)
         return found if found[1].reports else None
 
     def _fitted(self, stage: Stage, planned: Planned) -> StagePlan:
         """Plan with some of the segments recomputed, if `planned` exceeds the memory limit.
+
+        Within the limit, residuals of scans run again where that takes fewer seconds.
 
         Args:
           stage: the program.
@@ -226,8 +229,6 @@ class StagePlanner:
         """
         planner = self.planner(stage.module)
         limit, score = planner.memory_limit, scorer(planner.goals)
-        if planned.cost.peak_bytes <= limit:
-            return stage, planned
         form = self.planner.recomputed(stage.module)
         if not form.segments:
             return stage, planned
@@ -235,25 +236,27 @@ class StagePlanner:
         def search(module: Module, hints: Sequence[Action], goals: Sequence[Goal[Cost]]) -> Planned:
             return self._run(self.planner(module), hints, goals)
 
-        planned, remat = fit_by_remat(
-            stage.module,
-            form.module,
-            form.segments,
-            planned,
-            limit,
-            search,
-            self._replayed,
-            lambda cost: score(cost).objective,
-            self._known if self._options.searches_all else None,
-        )
+        def objective(cost: Cost) -> float:
+            return score(cost).objective
+
+        known = self._known if self._options.searches_all else None
+        program = stage.module, form.module, form.segments
+        made = search, self._replayed, objective
+        if planned.cost.peak_bytes > limit:
+            planned, remat = fit_by_remat(*program, planned, limit, *made, known)
+        elif known is not None:
+            planned, remat = recompute_residuals(*program, planned, limit, *made, known)
+        else:
+            remat = ()
         return rematerialized(stage, remat, planned.graph.module), planned
 
     def _known(self, module: Module) -> Planned:
         """Plan of the best known strategy."""
         return known_plan(self.planner(module), self.fixed(module))
 
-    def _replayed(self, module: Module, actions: Sequence[Action]) -> Planned:
-        return self.planner(module).replay_compatible(actions)[0]
+    def _replayed(self, module: Module, actions: Sequence[Action]) -> tuple[Planned, bool]:
+        planned, dropped = self.planner(module).replay_compatible(actions)
+        return planned, not dropped
 
     def _schedule(
         self, stage: Stage, hints: Sequence[Action] = (), share: float = 1.0

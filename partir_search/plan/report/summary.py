@@ -119,7 +119,8 @@ def _why(plan: PlanFacts) -> str:
     if plan.remat:
         count = f"{len(plan.remat)} segment{'s' if len(plan.remat) > 1 else ''}"
         stored = f" but for {plan.stored_results} stored results" if plan.stored_results else ""
-        parts.append(f"{count} of the forward pass computed again{stored}, as the memory requires")
+        why = "as the memory requires" if plan.short_of_memory else "in fewer seconds than stored"
+        parts.append(f"{count} of the forward pass computed again{stored}, {why}")
     if plan.pipeline and plan.timetable:
         parts.append(
             f"{plan.pipeline}, idle for {plan.timetable.idle_fraction():.0%} of the ticks' seconds"

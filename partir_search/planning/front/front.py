@@ -60,7 +60,7 @@ class FrontFinder:
                 predicted += some
         for point in _thinned([*costed, *predicted], chosen):
             if isinstance(point, Predicted):
-                played = forms.played(point.remat, point.actions)
+                played, _ = forms.played(point.remat, point.actions)
                 costed.append(costed_as(played, point.strategy, point.remat))
         front = [p for p in _thinned(costed, chosen) if isinstance(p, Costed)]
         return PointMaker(plan, self.plain, self.planner_of).front(front, len(forms.ends) > 1)
@@ -86,7 +86,7 @@ class FrontFinder:
             found = find_candidates(planner, plan.space, visited, plan.actions)
             if not debugging:
                 return found
-        played = [forms.played(remat, c.actions) for c in found]
+        played = [forms.played(remat, c.actions)[0] for c in found]
         return [
             dataclasses.replace(c, cost=p.cost, actions=p.actions)
             for c, p in zip(found, played, strict=True)

@@ -79,10 +79,11 @@ class Forms:
             self._planners[remat] = planner
         return planner
 
-    def played(self, remat: tuple[Range, ...], actions: Sequence[Action]) -> Planned:
-        """Plan of a form by the compatible actions of a plan of another form."""
+    def played(self, remat: tuple[Range, ...], actions: Sequence[Action]) -> tuple[Planned, bool]:
+        """Plan of a form by the legal actions of a plan of another form; True if all are legal."""
         planner = self.planner(remat)
-        return planner.replay_compatible(renamed_for(planner.module, actions))[0]
+        planned, dropped = planner.replay_compatible(renamed_for(planner.module, actions))
+        return planned, not dropped
 
     def shared(
         self, actions: Sequence[Action], strategy: str, limit: float
@@ -97,15 +98,14 @@ class Forms:
 
         Returns:
           The decisions with no and with all segments, and predictions with some; none of these if
-          actions do not hold in both forms, recomputation frees nothing, or segments are scans.
+          actions do not hold in both forms, or recomputation frees nothing.
         """
-        none, full = (self.played(remat, actions) for remat in self.ends)
+        (none, plays), (full, plays_again) = (self.played(remat, actions) for remat in self.ends)
         costed = [costed_as(p, strategy, r) for p, r in zip((none, full), self.ends, strict=True)]
         segments = self.ends[-1]
-        holds = len(none.actions) == len(full.actions) == len(actions)
         high, low = none.cost.peak_bytes, full.cost.peak_bytes
         kinds, peaks = kinds_of(self.plain, segments), None
-        if holds and low < high:
+        if plays and plays_again and low < high:
             peaks = predict_segments(self.plain, segments, kinds, none, full)
         if peaks is None:
             return costed, []

@@ -1,0 +1,83 @@
+"""Recomputation that saves seconds: residuals of scans that take longer to move than to compute.
+
+A scan stacks the residuals of each iteration in main memory, and the backward scan reads them back.
+A fused kernel often computes them again in fewer seconds, from results that are stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from partir_search.ir.core import Module
+from partir_search.mcts.goals import Goal
+from partir_search.passes.remat import Range, find_scans, rematerialize
+from partir_search.plan.planned import Planned, with_search
+from partir_search.planning.memory_fit import MIN_GAIN, Replay, kinds_of, replay_renamed
+from partir_search.planning.segment_peaks import predict_segments
+from partir_search.propagation.actions import Action
+from partir_search.simulator.cost import Cost
+
+TRIED = 3  # choices of stored results costed on the program
+
+
+def recompute_residuals(
+    module: Module,
+    recomputed: Module,
+    segments: Sequence[Range],
+    planned: Planned,
+    limit: float,
+    plan: Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned],
+    replay: Replay,
+    objective: Callable[[Cost], float],
+    known: Callable[[Module], Planned],
+) -> tuple[Planned, tuple[Range, ...]]:
+    """Recomputes residuals of scans where that lowers the objective of a plan.
+
+    The program with all iterations recomputed is searched only where a known strategy gains.
+
+    Args:
+      module: the program without recomputation.
+      recomputed: the program with all segments recomputed.
+      segments: all segments, in program order.
+      planned: a plan within the limit, of the program without recomputation.
+      limit: bytes per device.
+      plan: function (module, hints, goals) that plans a rewritten module, with extra starting
+        actions and goals.
+      replay: function that applies actions to a rewritten module.
+      objective: the quantity minimised by the goals.
+      known: function from a rewritten module to the plan of the best known strategy.
+
+    Returns:
+      The plan with the least objective and its segments.
+    """
+    if not find_scans(module, segments):
+        return planned, ()
+    kinds = kinds_of(module, segments)
+
+    def costed(full: Planned) -> tuple[Planned, list[tuple[Planned, tuple[Range, ...]]]]:
+        """Decisions without recomputation, and with the forms predicted to save the most."""
+        without, holds = replay_renamed(module, full.actions, replay)
+        peaks = predict_segments(module, segments, kinds, without, full) if holds else None
+        some = peaks.fastest(TRIED) if peaks else []
+        forms = [each for each in some if peaks and peaks.spent(each) < -least]
+        found = (rematerialize(module, each) for each in forms)
+        plans = [replay_renamed(form, full.actions, replay)[0] for form in found]
+        return without, [*zip(plans, forms, strict=True)]
+
+    least = MIN_GAIN * planned.cost.seconds
+    start = known(recomputed)
+    without, forms = costed(start)
+    if not any(objective(each.cost) < objective(without.cost) - least for each, _ in forms):
+        return planned, ()
+    forms += costed(plan(recomputed, planned.actions, ()))[1]
+    best, chosen = planned, tuple[Range, ...]()
+    for found, some in forms:
+        fits = found.cost.peak_bytes <= limit
+        if fits and objective(found.cost) < objective(best.cost):
+            best, chosen = found, some
+    if chosen:
+        reports = tuple(dataclasses.replace(r, proven=False, plain=True) for r in planned.reports)
+        best = with_search(best, planned, reports)
+        best = dataclasses.replace(best, peak_without_remat=planned.cost.peak_bytes)
+    return best, chosen
