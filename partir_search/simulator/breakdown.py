@@ -212,7 +212,7 @@ class _KernelTraits:
             if traits.materializes_dot_operands:
                 yield "materializes_dot_operands"
             if traits.materializes_softmax:
-                yield "materializes_softmax"
+                yield from ("materializes_softmax", "min_stored_softmax_keys")
         if any(not dtypes.softmax_in_one_kernel.get(v, True) for v in values):
             yield "min_softmax_contraction_elements"
         operands = [v for _, v in op.inputs()]

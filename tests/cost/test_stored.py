@@ -204,18 +204,18 @@ def _cast_operands(module: Module) -> tuple[int, int]:
     return first, second
 
 
-@pytest.mark.parametrize("masked", [True, False])
-def test_a_masked_softmax_is_stored_for_v5p(masked: bool) -> None:
+@pytest.mark.parametrize(("masked", "keys"), [(True, 256), (False, 256), (True, 128)])
+def test_a_masked_softmax_over_many_keys_is_stored_for_v5p(masked: bool, keys: int) -> None:
     def f(q: Any, k: Any, v: Any) -> Any:
         scores = (q @ k.T).astype(jnp.float32)
         mask = jnp.tril(jnp.ones(scores.shape, bool))
         scores = jnp.where(mask, scores, -1e9) if masked else scores
         return jax.nn.softmax(scores).astype(jnp.bfloat16) @ v
 
-    module = module_of(f, *(np.ones((64, 32), jnp.bfloat16) for _ in range(3)))
+    module = module_of(f, *(np.ones((n, 32), jnp.bfloat16) for n in (64, keys, keys)))
     rules = state_of(module).graph.rules
     weights = module.ops[-1].operands[0]
-    for name, stored in (("tpu_v5p", masked), ("tpu_v5e", False)):
+    for name, stored in (("tpu_v5p", masked and keys > 128), ("tpu_v5e", False)):
         ranges = analyse_program(module, rules, MACHINES[name]).buffers.ranges
         assert (weights.id in ranges.value.tolist()) == stored
 

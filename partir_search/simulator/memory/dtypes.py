@@ -113,7 +113,7 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
         one_hot |= _fused_outer_products(module, rules)
     materialized = frozenset[int]()
     if traits.materializes_softmax:
-        materialized |= _softmax_weights(module, rules)
+        materialized |= _softmax_weights(module, rules, traits.min_stored_softmax_keys)
     if traits.materializes_dot_operands:
         materialized |= _dot_operands(module, rules)
     materialized |= stored_operands(module, rules, traits)
@@ -199,13 +199,13 @@ def _set_widths(
     return found
 
 
-def _softmax_weights(module: Module, rules: Sequence[OpRule]) -> frozenset[int]:
+def _softmax_weights(module: Module, rules: Sequence[OpRule], least_keys: int) -> frozenset[int]:
     """Ids of the softmax weights of masked bf16 or f16 scores, in the dtype of the dots."""
     found, outputs = set[int](), DotOutputs(module, rules)
     for op in module.ops:
         scores = rules[op.id].contracts and op.id not in outputs.gradients
         if scores and is_float(op.results[0].type, 2):
-            found.update(outputs.softmax_weights(op))
+            found.update(outputs.softmax_weights(op, least_keys))
     return frozenset(found)
 
 

@@ -12,7 +12,7 @@ A dot result that is widened for a softmax, the *scores*, is stored in one of th
   with [b, k, h, d]): in 16 bits. The dot is a convolution of higher rank, with which nothing fuses.
 
 v5p also stores the softmax weights of masked scores in the form that dots read, if the softmax is
-computed in f32 (`XlaTraits.materializes_softmax`).
+computed in f32 (`XlaTraits.materializes_softmax`) over many keys (`min_stored_softmax_keys`).
 
 The kernel of a dot computes maximum, exponentials and sum of the scores, if the scores are masked,
 or if the maximum is taken of the dot's result itself, and if a dot reads the weights: a loss
@@ -90,8 +90,8 @@ class DotOutputs:
             return False
         return bool(self._read_by_dots(self._before_reduction(dot)[0]))
 
-    def softmax_weights(self, dot: Op) -> list[int]:
-        """Ids of the softmax weights that dots read.
+    def softmax_weights(self, dot: Op, least_keys: int) -> list[int]:
+        """Ids of the softmax weights that dots of the forward pass sum over `least_keys` or more.
 
         Weights are elementwise functions of scores; empty unless the scores are masked, widened and
         reduced to a maximum.
@@ -101,7 +101,13 @@ class DotOutputs:
         maxima = [u for v in scores for u in self.users[v] if self._is_maximum(u)]
         if not masked or not any(u.operands[0].type.itemsize > narrow for u in maxima):
             return []
-        return self._read_by_dots(scores)
+        return [v for v in self._read_by_dots(scores) if self._sums(v, least_keys)]
+
+    def _sums(self, v: int, least: int) -> bool:
+        """True if a dot of the forward pass sums `least` or more elements of a value."""
+        dots = (u for u in self.users[v] if u.id not in self.gradients)
+        rules = (self.rules[u.id] for u in dots)
+        return any(rule.contracts and not sums_few(rule, least) for rule in rules)
 
     def _read_by_dots(self, scores: Sequence[int]) -> list[int]:
         """Ids of the elementwise functions of scores in the forward pass that dots read."""

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from partir_search.lowering.traits import described, trait
-from partir_search.simulator.target.chip_traits import ChipTraits
+from partir_search.simulator.target.softmax_traits import SoftmaxTraits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RateTraits(ChipTraits):
+class RateTraits(SoftmaxTraits):
     """Rates of kernels on a GPU; fields of `XlaTraits`."""
 
     atomic_update_bytes: Mapping[str, float] = dataclasses.field(

@@ -214,13 +214,6 @@ class XlaTraits(RateTraits):
         " predicted 31 % too low without the distinction, 0.3 % too high with. v5e recomputes the"
         " values inside of dots instead and needs as much memory as in place.",
     )
-    materializes_softmax: bool = trait(
-        False,
-        "flag",
-        "Stores the softmax of masked f32 scores for the dot that reads it.",
-        "Without the trait peak memory on v5p is predicted 3 to 9 % too low. v4, v5e and v6e do not"
-        " store the softmax.",
-    )
     async_all_gather: AsyncAllGather = dataclasses.field(
         default="never",
         metadata=described(
@@ -328,14 +321,6 @@ class XlaTraits(RateTraits):
         "values",
         "Most stored inputs of a chain of elementwise ops that is recomputed in its consumers.",
         "A bound on recomputation; no measurement isolates the number.",
-    )
-    min_softmax_contraction_elements: int = trait(
-        16,
-        "elements",
-        "Least contraction length of a dot whose kernel computes the softmax of its result.",
-        "Attention with heads of 8 to 1,024 numbers compiled for v5e and v5p: below 16 a second"
-        " kernel stores the exponentials. Predicted over judged seconds of a U-Net on v5p are"
-        " 0.75..0.87 without the trait, 0.84..0.96 with.",
     )
     max_reduction_accumulator_bytes: int = trait(
         1 << 22,
