@@ -59,7 +59,7 @@ def main(_: Any) -> None:
     tokens = jax.ShapeDtypeStruct((BATCH, LENGTH + 1), jnp.int32)
     mesh = AbstractMesh((4, 2), ("stage", "data"))
     for staged in (False, True):
-        pipeline = ps.Pipeline("stage", microbatches=8, staged_state=staged)
+        pipeline = ps.Pipeline("stage", microbatches=8, chunks=1, staged_state=staged)
         step = ps.auto_partition(
             mesh,
             machine="tpu_v5e",

@@ -11,7 +11,7 @@ from partir_search.planning.planner import Planner
 
 FAST = 0.97  # of a plan's seconds: below, memory has slowed the plan
 BEHIND = 1.2  # seconds of known strategies over a plan's, above which a search does not gain enough
-TRUSTED = 1.5  # simulated seconds over those of the closed form, at most, of a trusted closed form
+TRUSTED = 1.25  # simulated seconds over those of the closed form, at most, of a trusted closed form
 
 
 class Contest:
@@ -23,10 +23,13 @@ class Contest:
 
     Attributes:
       tried: figures of the plans.
+      known: seconds of the fastest known strategy of the fastest fitting plan of a pipeline;
+        infinite without one. A pipeline whose known strategies are all slower is not searched.
     """
 
     def __init__(self) -> None:
         self.tried: list[TriedPipeline] = []
+        self.known = math.inf
 
     def add(self, plan: Plan, closed_seconds: float | None) -> None:
         """Adds a plan.
@@ -35,6 +38,8 @@ class Contest:
           closed_seconds: by closed form; None for given numbers and without a pipeline.
         """
         name = "no pipeline"
+        if plan.pipeline and plan.fits and plan.cost.seconds < self.seconds:
+            self.known = known_seconds(plan)
         if plan.pipeline:
             name = f"{plan.pipeline}, {plan.microbatches} microbatches"
         self.tried.append(TriedPipeline(name, closed_seconds, plan.cost, plan.fits))
@@ -68,10 +73,15 @@ def rank(plan: Plan) -> tuple[bool, float]:
     return not plan.fits, seconds if plan.fits else plan.peak_bytes
 
 
+def known_seconds(plan: Plan) -> float:
+    """Seconds of the fastest known strategy of any size; infinite without a search."""
+    costs = (cost for search in plan.searches for _, cost in search.known)
+    return min((cost.seconds for cost in costs), default=math.inf)
+
+
 def slowed(plan: Plan) -> bool:
     """True for a plan of a pipeline far behind the fastest known strategy of any size."""
-    known = [cost.seconds for search in plan.searches for _, cost in search.known]
-    return bool(plan.pipeline and known) and min(known) < FAST * plan.cost.seconds
+    return bool(plan.pipeline) and known_seconds(plan) < FAST * plan.cost.seconds
 
 
 def behind(planner: Planner, seconds: float) -> bool:

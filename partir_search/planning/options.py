@@ -94,6 +94,13 @@ class Options:
         return isinstance(tactic, AutomaticPartition) and not (tactic.axes or tactic.exclude)
 
     @property
+    def searches(self) -> bool:
+        """True if a search is the schedule or a part."""
+        if not isinstance(self.schedule, Sequence):
+            return self.schedule is None
+        return any(isinstance(tactic, AutomaticPartition) for tactic in self.schedule)
+
+    @property
     def competing(self) -> tuple[Pipeline, ...]:
         """Pipelines of the schedule to choose from; () for none, or for a required one."""
         tactics = self.schedule if isinstance(self.schedule, Sequence) else ()

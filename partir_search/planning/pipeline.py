@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +94,12 @@ class PlanPipeline:
     def known_plans(
         self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Plan]:
-        """Plans of the known strategies, by name."""
+        """Plans of the known strategies, by name; inside of stages if the step has a pipeline."""
+        if self._options.competing and not self._options.leaves_pipelines_out:
+            layered = Layered()
+            whole = self._traced(call, args, kwargs)
+            options, _ = offered_options(self._options, layered(whole, 0)[0].module)[0]
+            return self._beside(options, layered).known_plans(call, args, kwargs)
         traced = self.trace(call, args, kwargs, self._options.loops[0])
         stages = self.stage_planner(call, traced)
         if traced.rewrites.pipeline:
@@ -161,7 +165,7 @@ class PlanPipeline:
         spec: PlanSpec | None,
         traces: Mapping[Rewrites, Traced] = MappingProxyType({}),
         whole: Traced | None = None,
-        rival: float = math.inf,
+        contest: Contest | None = None,
     ) -> tuple[Plan, Traced] | None:
         """Best plan over the loops over microbatches and the forms of the program.
 
@@ -169,7 +173,7 @@ class PlanPipeline:
           spec: a plan to replay.
           traces: traced calls, by loop.
           whole: the traced call before all passes, if known.
-          rival: seconds of a fitting plan to stay below; None is returned if no form can.
+          contest: plans made of other pipelines; None is returned if no form can win.
         """
         best: tuple[Plan, Traced] | None = None
         loops = LoopQueue((spec.rewrites.loop,) if spec else self._options.loops)
@@ -183,13 +187,15 @@ class PlanPipeline:
             if not loops.is_new(traced.rewrites):
                 continue
             for stage in program_forms(traced, spec.rewrites if spec else None, self._options):
-                plan = self._planned(call, traced, stage, spec, rival)
+                plan = self._planned(call, traced, stage, spec, contest)
                 if plan is None:
                     continue
                 plan.seconds["trace and import"] = spent
                 loops.add(plan, traced)
                 if best is None or rank(plan) < rank(best[0]):
                     best = plan, traced
+            if best is None and traced.rewrites.pipeline:  # ops that run again make none faster
+                break
         return best
 
     def _best_choice(
@@ -199,15 +205,13 @@ class PlanPipeline:
         found: list[tuple[tuple[Plan, Traced], PlanPipeline]] = []
         whole = self._traced(call, args, kwargs)
         layered, contest = Layered(), Contest()
-        for options, closed in offered_options(self._options, layered(whole, 0)[0].module):
-            if not contest.may_win(closed):
+        offered = offered_options(self._options, layered(whole, 0)[0].module)
+        for options, closed in offered:
+            if self._options.searches and not contest.may_win(closed):
                 continue
-            other = PlanPipeline(self._fun, self._plain, self._name, options)
-            other._own, other._layered = self._own, layered
+            other = self._beside(options, layered)
             try:
-                best = other._best_form(
-                    call, args, kwargs, None, whole=whole, rival=contest.seconds
-                )
+                best = other._best_form(call, args, kwargs, None, whole=whole, contest=contest)
             except ValueError as error:
                 if not options.loops[0].pipeline or not self._options.leaves_pipelines_out:
                     raise
@@ -217,7 +221,14 @@ class PlanPipeline:
                 contest.add(best[0], closed)
                 found.append((best, other))
         (plan, traced), chosen = min(found, key=lambda each: rank(each[0][0]))
-        return chosen._finished(plan.beside(contest.tried)), traced
+        tried = contest.tried if len(offered) > 1 else []
+        return chosen._finished(plan.beside(tried)), traced
+
+    def _beside(self, options: Options, layered: Layered) -> PlanPipeline:
+        """Planning of the same function with other options and shared programs of layers."""
+        other = PlanPipeline(self._fun, self._plain, self._name, options)
+        other._own, other._layered = self._own, layered
+        return other
 
     def _finished(self, plan: Plan, *, replayed: bool = False) -> Plan:
         """The best plan, shown; a new one confirmed by a compiler if the options ask for it."""
@@ -229,9 +240,14 @@ class PlanPipeline:
         return plan
 
     def _planned(
-        self, call: Call, traced: Traced, stage: Stage, spec: PlanSpec | None, rival: float
+        self,
+        call: Call,
+        traced: Traced,
+        stage: Stage,
+        spec: PlanSpec | None,
+        contest: Contest | None,
     ) -> Plan | None:
-        """Plan of one form of a program; None if none is faster than `rival` seconds."""
+        """Plan of one form of a program; None without a chance in the contest."""
         o = self._options
         stages = self.stage_planner(call, traced)
         given = spec.actions if spec else ()
@@ -243,10 +259,12 @@ class PlanPipeline:
         warn_of_constraints(stage.module, mesh, o.mesh)
         warn_constants(stage.module)
         limit = o.memory_limit
-        if spec is None and not traced.rewrites.pipeline:
-            if math.isfinite(rival) and behind(stages.planner(stage.module), rival):
+        if contest is not None and traced.rewrites.pipeline:
+            stages.rival = contest.known
+        elif contest is not None:
+            if behind(stages.planner(stage.module), contest.seconds):
                 return None
-            stages.rival = BEHIND * rival
+            stages.rival = BEHIND * contest.seconds
         if spec is None:
             try:
                 found = stages.searched(stage)

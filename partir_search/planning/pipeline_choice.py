@@ -1,8 +1,9 @@
 """Choice of a pipeline's axis, microbatches and chunks by closed forms.
 
-`ps.Pipeline()` leaves numbers open. The layers of the rolled program give operations, bytes of
-residuals and of carries of the whole batch; the formulas of `theory/pipelines.py` rank every number
-of microbatches and chunks on every axis of the mesh. The best few are planned in full.
+`ps.Pipeline()` leaves all numbers open, `ps.Pipeline("stage", microbatches=8)` the chunks alone.
+The layers of the rolled program give operations, bytes of residuals and of carries of the whole
+batch; the formulas of `theory/pipelines.py` rank every number of microbatches and chunks on every
+axis of the mesh. The best few are planned in full.
 """
 
 from __future__ import annotations
@@ -325,7 +326,8 @@ def offered_options(options: Options, module: Module) -> list[tuple[Options, flo
       module: the traced program with layers as scans.
 
     Returns:
-      (options, seconds by closed form) pairs; None for given numbers and without a pipeline.
+      (options, seconds by closed form) pairs; None for given numbers, for one chunk of layers
+      to be padded, and without a pipeline.
 
     Raises:
       ValueError: no numbers divide for a pipeline that may not be left out.
@@ -340,6 +342,10 @@ def offered_options(options: Options, module: Module) -> list[tuple[Options, flo
         try:
             best = planned_candidates(module, tactic, options.shape, options.machine, limit)
         except ValueError as error:
+            if tactic.placed:  # layers may be padded; planning names what else is in the way
+                whole = dataclasses.replace(tactic, chunks=1)
+                found.append((options.with_pipelines(whole), None))
+                continue
             if not free:
                 raise
             warnings.warn(f"planned without an optional pipeline: {error}", stacklevel=2)

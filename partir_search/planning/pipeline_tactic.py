@@ -37,7 +37,7 @@ class Pipeline(Parallelism):
       microbatches: parts of the batch; more of them leave stages idle for less of the step. None:
         chosen.
       chunks: parts of the layers on a stage, run in turn; more of them leave stages idle for less.
-        None: chosen if the microbatches are, else 1.
+        None: chosen; 1 if stages do not divide the layers.
       schedule: "1f1b" begins the backward pass of a microbatch as soon as its forward pass ends;
         "gpipe" runs all forward passes first.
       split_backward: True passes gradients of a layer's operands on first; products that only
@@ -76,8 +76,13 @@ class Pipeline(Parallelism):
 
     @property
     def open(self) -> bool:
-        """True if the axis or the number of microbatches is to be chosen."""
-        return self.axis is None or self.microbatches is None
+        """True if the axis, the number of microbatches or of chunks is to be chosen."""
+        return not self.placed or self.chunks is None
+
+    @property
+    def placed(self) -> bool:
+        """True if the axis and the number of microbatches are given."""
+        return self.axis is not None and self.microbatches is not None
 
     @property
     def may_be_left_out(self) -> bool:

@@ -28,6 +28,13 @@ BATCH = jax.ShapeDtypeStruct((256, 64), jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
+class Searched:
+    """What a contest reads of a search."""
+
+    known: tuple[tuple[str, ps.Cost], ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Figures:
     """What a contest reads of a plan."""
 
@@ -35,6 +42,11 @@ class Figures:
     fits: bool = True
     pipeline: str | None = "a pipeline"
     microbatches: int = 4
+    known: tuple[float, ...] = ()
+
+    @property
+    def searches(self) -> tuple[Searched, ...]:
+        return (Searched(tuple((f"{s}", Figures(s).cost) for s in self.known)),)
 
     @property
     def cost(self) -> ps.Cost:
@@ -50,14 +62,34 @@ def contest(*plans: tuple[Figures, float | None]) -> Contest:
 
 
 def test_closed_forms_are_scaled_by_the_plans_made() -> None:
-    first = contest((Figures(1.3), 1.0))
-    assert first.seconds == 1.3
+    first = contest((Figures(1.2), 1.0))
+    assert first.seconds == 1.2
     assert first.may_win(0.9)
     assert not first.may_win(1.001)
     assert first.may_win(None)  # given numbers
-    further = contest((Figures(1.3), 1.0), (Figures(1.5), 1.01), (Figures(1.35), None))
+    further = contest((Figures(1.2), 1.0), (Figures(1.4), 1.01), (Figures(1.25), None))
     assert not further.may_win(1.01)
     assert further.may_win(0.99)
+
+
+def test_known_strategies_of_the_fastest_pipeline() -> None:
+    slow = Figures(1.2, known=(1.5, 1.3)), 1.0
+    assert contest(slow).known == 1.3
+    assert contest(slow, (Figures(1.1, known=(1.4, 1.6)), 1.0)).known == 1.4
+    assert contest(slow, (Figures(1.3, known=(1.25,)), 1.0)).known == 1.3
+    assert contest(slow, (Figures(1.0, pipeline=None, known=(1.1,)), None)).known == 1.3
+    assert math.isinf(contest((Figures(1.2, fits=False, known=(1.0,)), 1.0)).known)
+    assert math.isinf(contest((Figures(1.2), 1.0)).known)  # without a search
+
+
+def test_pipelines_of_slower_known_strategies_are_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = planned(ps.Pipeline("stage"))
+    monkeypatch.setattr(contests, "known_seconds", lambda plan: math.inf)
+    every = planned(ps.Pipeline("stage"))
+    assert len(every.pipelines) == 2
+    assert few.pipelines == every.pipelines[:1]
 
 
 def test_unlikely_figures_leave_nothing_out() -> None:
@@ -141,6 +173,7 @@ def test_the_step_without_a_pipeline_is_not_searched_far_behind(
 
 def test_pipelines_behind_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two are by closed form; so small a step takes 17 times as long, which says nothing."""
+    monkeypatch.setattr(contests, "known_seconds", lambda plan: math.inf)
     every = planned(ps.Pipeline("stage"))
     monkeypatch.setattr(contests, "TRUSTED", math.inf)
     few = planned(ps.Pipeline("stage"))

@@ -140,6 +140,56 @@ def test_numbers_left_open_are_chosen() -> None:
     assert f"tried {plan.pipelines[0]}" in dict(summary(plan))["why this plan"]
 
 
+def test_chunks_left_open_are_chosen() -> None:
+    """Chunks pay where stages wait, and cost a permute of each tick; given chunks are kept."""
+
+    def found(hop: float, **given: Any) -> ps.Plan:
+        machine = MACHINES["h100"].with_axis("stage", 4e11, hop)
+        step = ps.auto_partition(
+            AbstractMesh((4,), ("stage",)),
+            machine=machine,
+            schedule=[ps.Pipeline("stage", microbatches=4, **given), ps.AutomaticPartition()],
+            episodes=10,
+        )(jax.jit(STEPS["recomputed"]))
+        f32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+        layers = {"w": f32((LAYERS, 4096, 4096)), "b": f32((LAYERS, 4096))}
+        tokens = jax.ShapeDtypeStruct((512, 65), jnp.int32)
+        params = {"embedding": f32((64, 4096)), "layers": layers}
+        return step.plan(params, tokens, jax.random.key(0))
+
+    def chunks(plan: ps.Plan) -> tuple[int, int]:
+        assert plan.pipeline is not None
+        return plan.pipeline.chunks, plan.microbatches
+
+    near, far = found(1e-6), found(1e-1)
+    assert (chunks(near), chunks(far)) == ((2, 4), (1, 4))
+    one, two = found(1e-6, chunks=1), found(1e-6, chunks=2)
+    assert (chunks(one), chunks(two)) == ((1, 4), (2, 4))
+    assert near.cost.seconds == two.cost.seconds < one.cost.seconds
+    assert not one.pipelines
+    assert near.pipelines
+
+
+def test_chunks_of_a_manual_schedule_are_planned_in_full() -> None:
+    """Without a search the state lies whole on every stage if chunks are several."""
+    mesh = AbstractMesh((4, 2), ("stage", "data"))
+    step = step_of("recomputed", mesh, ps.Pipeline("stage", microbatches=4), TOKENS)
+    plan = step.plan(*arguments())
+    assert {t.name.split(" on ")[0] for t in plan.pipelines} == {
+        "4 stages",
+        "4 stages of 2 chunks each",
+    }
+    assert plan.cost.seconds == min(t.cost.seconds for t in plan.pipelines)
+
+
+def test_known_strategies_of_open_chunks_are_of_stages() -> None:
+    mesh = AbstractMesh((4, 2), ("stage", "data"))
+    step = step_of("tied", mesh, ps.Pipeline("stage", microbatches=4), TOKENS)
+    known = step.known_plans(*arguments())
+    assert known
+    assert all(plan.pipeline is not None for plan in known.values())
+
+
 def test_optional_pipeline_that_the_program_does_not_admit() -> None:
     three = ps.Pipeline("stage", microbatches=3, optional=True)
     with pytest.warns(UserWarning, match="without an optional pipeline: .* does not divide by 3"):

@@ -237,7 +237,7 @@ def test_plans_saved_without_the_field() -> None:
 def wide(microbatches: int, split: bool) -> Plan:
     """Plan of wide layers on four devices with slow links; examples of a microbatch are fixed."""
     machine = ps.MACHINES["h100"].with_axis("stage", 1e15, 0.0)
-    tactic = ps.Pipeline("stage", microbatches=microbatches, split_backward=split)
+    tactic = ps.Pipeline("stage", microbatches=microbatches, chunks=1, split_backward=split)
     step = ps.auto_partition(
         AbstractMesh((4,), ("stage",)),
         machine=machine,

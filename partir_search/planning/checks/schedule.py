@@ -40,7 +40,7 @@ def check_tactics(schedule: Sequence[Any], mesh: MeshShape) -> None:
             )
         for axis in tactic.axis_names:
             known_axis(mesh, axis)
-    required = [t for t in schedule if isinstance(t, Pipeline) and not t.competes]
+    required = [t for t in schedule if isinstance(t, Pipeline) and t.placed and not t.optional]
     pipelines = [t for t in schedule if isinstance(t, Pipeline)]
     if required and len(pipelines) > 1:
         raise ValueError(
