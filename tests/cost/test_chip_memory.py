@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from partir_search.rules.control_flow import ACCUMULATES
+from partir_search.rules.registry import RuleTable
+from partir_search.simulator.memory.softmax import DotOutputs
 from partir_search.simulator.target.machine import MACHINES
 from tests.support import cost_of, module_of, state_of
 
@@ -65,14 +67,20 @@ def test_kernels_of_a_loop_over_microbatches_count_too(parts: bool) -> None:
     assert (cost.peak_bytes - cost.argument_bytes > LARGE) == parts
 
 
-def test_values_over_a_loop_over_microbatches_share_what_is_left() -> None:
-    """A carry and an operand of the loop stay on the chip as far as the fraction allows."""
+@pytest.mark.parametrize("layers", [1, 2])
+def test_values_over_a_loop_over_microbatches_share_the_chip(layers: int) -> None:
+    """A carry and an operand of the loop stay there as far as the fraction allows, of the memory on
+    the chip without a loop over layers inside, of what short-lived values leave with one.
+    """
+
+    def layer(rows: Any, _: Any) -> tuple[Any, None]:
+        for _ in range(8):
+            rows = jnp.cumsum(rows, axis=0)
+        return rows, None
 
     def fn(x: Any, w: Any) -> Any:
         def body(total: Any, _: Any) -> tuple[Any, None]:
-            rows = product[:512]
-            for _ in range(8):
-                rows = jnp.cumsum(rows, axis=0)
+            rows, _ = jax.lax.scan(layer, product[:512], None, length=layers)
             return total + jnp.tile(rows, (2, 1)), None
 
         product = x @ w
@@ -83,13 +91,15 @@ def test_values_over_a_loop_over_microbatches_share_what_is_left() -> None:
     (loop,) = (op for op in module.body.ops if op.regions)
     loop.params = {**loop.params, ACCUMULATES: True}
 
-    def peak_with(fraction: float) -> float:
-        machine = MACHINES["tpu_v5e"].with_traits(vmem_held_fraction=fraction)
-        cost = cost_of(state_of(module), machine)
+    def peak_with(**fractions: float) -> float:
+        given = {"vmem_held_fraction": 0.0, "vmem_carried_fraction": 0.0} | fractions
+        cost = cost_of(state_of(module), MACHINES["tpu_v5e"].with_traits(**given))
         return cost.peak_bytes - cost.argument_bytes
 
-    assert peak_with(0.0) >= 2 * LARGE
-    assert peak_with(1.0) < 2 * LARGE
+    names = ["vmem_carried_fraction", "vmem_held_fraction"]
+    own, other = names if layers == 1 else reversed(names)
+    assert peak_with(**{other: 1.0}) >= 2 * LARGE
+    assert peak_with(**{own: 1.0}) < 2 * LARGE
 
 
 def test_products_added_to_totals_run_after_the_layers() -> None:
@@ -118,3 +128,21 @@ def test_products_added_to_totals_run_after_the_layers() -> None:
         peaks.append(cost_of(state_of(module), machine).peak_bytes)
     product = 4096 * 4096 * 4
     assert peaks[0] - peaks[1] == pytest.approx(product, rel=0.5)
+
+
+def test_scattered_scores_are_not_gathered() -> None:
+    """Of products whose elements a gather reads, f32 values are stored too; not of updates."""
+
+    def fn(x: Any, w: Any, at: Any, reads: bool) -> Any:
+        product = (x @ w).astype(jnp.float32)
+        if reads:
+            return jnp.take_along_axis(product, at, axis=1).sum()
+        return jnp.zeros((2, *product.shape)).at[at[0, 0]].add(product)
+
+    narrow = [jax.ShapeDtypeStruct(a.shape, jnp.bfloat16) for a in ARGUMENTS]
+    for reads in (True, False):
+        args = (*narrow, jax.ShapeDtypeStruct((1024, 1), jnp.int32))
+        module = module_of(lambda *a, r=reads: fn(*a, r), *args)
+        (dot,) = (op for op in module.ops if op.prim == "dot_general")
+        rules = [RuleTable()(op) for op in module.ops]
+        assert DotOutputs(module, rules).feeds_gather(dot) == reads

@@ -24,6 +24,7 @@ class Buffers:
 
     Attributes:
       inner: by position of an op with regions, the buffers of each region.
+      repeats: by position of an op with regions, True if one region runs several times.
     """
 
     region: Region
@@ -31,6 +32,7 @@ class Buffers:
     aliases: Aliases
     ranges: LiveRanges
     inner: Mapping[int, tuple[Buffers, ...]]
+    repeats: Mapping[int, bool]
 
     def __str__(self) -> str:
         return "\n".join(map(str, (self.materialized, self.aliases, self.ranges)))
@@ -116,7 +118,10 @@ def _region_buffers(
     aliases = alias(stored, rules, dtypes, traits, in_donated, carries)
     deferred = _accumulated_products(stored, rules, uses, carries, inner) if defers else {}
     ranges = live_ranges(stored, aliases, dtypes, traits, deferred)
-    return Buffers(region, stored, aliases, ranges, inner)
+    repeats = {
+        at: max(rules[region.ops[at].id].data_flow.trip_counts, default=1) > 1 for at in inner
+    }
+    return Buffers(region, stored, aliases, ranges, inner, repeats)
 
 
 def _accumulated_products(

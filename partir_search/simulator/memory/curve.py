@@ -6,7 +6,8 @@ sum of the matrix times the local bytes of each class. The curve of a quotient h
 first and last repeats of each op only, as counts are linear in the layer in between. Short-lived
 values stay in memory on the chip, as far as they fit (`XlaTraits.vmem_lifetime_kernels`,
 `XlaTraits.vmem_kernel_bytes`, `XlaTraits.vmem_value_fraction`). Operands and results of a loop over
-microbatches stay there in a part of what is left (`XlaTraits.vmem_held_fraction`).
+microbatches stay there in a part of what is left (`XlaTraits.vmem_held_fraction`,
+`XlaTraits.vmem_carried_fraction`).
 """
 
 from __future__ import annotations
@@ -83,9 +84,11 @@ class Curve:
       far: changes of all values without.
       held: changes of values with a place on the chip in the rows of `loops` only.
       loops: [R] rows of loops over microbatches.
+      written_out: [R] rows of such loops without loops of several iterations inside.
       inside: curves of the regions of the region's ops.
       vmem_bytes: memory on the chip.
       held_fraction: see `XlaTraits.vmem_held_fraction`.
+      carried_fraction: see `XlaTraits.vmem_carried_fraction`.
       max_near_bytes: largest value that lives in memory on the chip.
       values: number of the values, or classes, that the curve knows.
       changing: ids of the values, or classes, with live ranges.
@@ -98,9 +101,11 @@ class Curve:
     far: _Changes
     held: _Changes
     loops: Bools
+    written_out: Bools
     inside: Sequence[Curve]
     vmem_bytes: float
     held_fraction: float
+    carried_fraction: float
     max_near_bytes: float
     values: int
     changing: Ints
@@ -127,7 +132,7 @@ class Curve:
             held = self.held.bytes_at(small)
             far += self.held.bytes_at(nbytes - small)
             held = np.cumsum(held, out=held)
-            held[:-1][self.loops] -= np.minimum(held[:-1][self.loops], self._for_held(all_bytes))
+            held[:-1] -= np.minimum(held[:-1], self._for_held(all_bytes))
             far += np.diff(held, prepend=0.0)
         far += self.near.bytes_at(nbytes - small)
         near: Floats = self.near.bytes_at(small)
@@ -144,10 +149,12 @@ class Curve:
         own = float(np.max(np.cumsum(self.near.bytes_at(small)), initial=0.0))
         return own + max((curve.most_near(nbytes) for curve in self.inside), default=0.0)
 
-    def _for_held(self, nbytes: Floats) -> float:
-        """Bytes on the chip for values of `held`, beside short-lived values in the loops."""
+    def _for_held(self, nbytes: Floats) -> Floats:
+        """[R] bytes on the chip for values of `held`, beside short-lived values in the loops."""
         taken = max((curve.most_near(nbytes) for curve in self.inside), default=0.0)
-        return max(0.0, self.vmem_bytes - taken) * self.held_fraction
+        left = max(0.0, self.vmem_bytes - taken) * self.held_fraction
+        alone = self.vmem_bytes * self.carried_fraction
+        return np.where(self.written_out, alone, np.where(self.loops, left, 0.0))
 
     def temporaries_at(self, bytes_at: Floats) -> Floats:
         """[R] most temporaries from each row on until live values change.
@@ -174,7 +181,7 @@ class Curve:
         besides = 0.0
         for changes, most in (
             (self.near, self.vmem_bytes),
-            (self.held, self._for_held(all_bytes) if self.loops[row] else 0.0),
+            (self.held, float(self._for_held(all_bytes)[row])),
         ):
             found = changes.weights_upto(row, self.values)
             if not found.any():
@@ -273,12 +280,23 @@ def live_curve(
         far=long,
         held=waiting,
         loops=np.isin(rows, over),
+        written_out=np.isin(rows, [at for at in over if not _has_loops(buffers.inner[at])]),
         inside=inside,
         vmem_bytes=machine.vmem_bytes,
         held_fraction=machine.traits.vmem_held_fraction,
+        carried_fraction=machine.traits.vmem_carried_fraction,
         max_near_bytes=max_near,
         values=values,
         changing=changing,
+    )
+
+
+def _has_loops(inner: Sequence[Buffers]) -> bool:
+    """True if regions of an op hold a loop of several iterations, at any depth."""
+    return any(
+        buffers.repeats[at] or _has_loops(found)
+        for buffers in inner
+        for at, found in buffers.inner.items()
     )
 
 

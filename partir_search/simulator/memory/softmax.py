@@ -79,7 +79,7 @@ class DotOutputs:
         return False
 
     def _gathers(self, op: Op) -> bool:
-        return bool(self.rules[op.id].indexed) and op.id not in self.gradients
+        return self.rules[op.id].is_table_lookup and op.id not in self.gradients
 
     def feeds_max(self, dot: Op) -> bool:
         """True if a maximum is taken of the result of a dot of matrices itself, and a dot reads the
