@@ -2,6 +2,7 @@
 
     python -m experiments.compiled_pipelines
     python -m experiments.compiled_pipelines --only="d 1,024" --cycles
+    python -m experiments.compiled_pipelines --held_out
 
 Predicted and compiled peaks of the rows in docs/evidence/pipelines.md, and with `--cycles` the
 seconds by the compiler's cycles beside the predicted ones (minutes for each row). Layers are
@@ -24,6 +25,7 @@ from partir_search.aot.judge import judge
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("only", "", "Rows whose name contains this text.")
+flags.DEFINE_boolean("held_out", False, "Rows on which no rule of the simulator was found.")
 flags.DEFINE_boolean("cycles", False, "Compile in full, for the compiler's cycles.")
 
 HEAD = 128  # features of a head
@@ -153,8 +155,77 @@ ROWS = (
 )
 
 
+_PLAIN = Model(words=8192)
+_WIDE = _attending(_PLAIN, width=1024)
+_TWO, _SPLIT = pipeline(chunks=2), pipeline(chunks=2, split=True)
+
+
+def _held(name: str, model: Model, pipeline: Any, **row: int) -> Row:
+    """A row named by its width and what else tells it apart."""
+    return Row(f"held out, d {model.width}, {name}", model, pipeline, **row)
+
+
+HELD_OUT = (
+    _held("2 chunks", Model(width=640), _TWO),
+    _held("2 chunks", Model(width=1280), _TWO),
+    _held("attention, 2 chunks", _attending(_PLAIN, width=1280), _TWO),
+    _held(
+        "attention, 3 chunks",
+        _attending(NARROW, layers=12),
+        pipeline(chunks=3),
+        sequences=4,
+    ),
+    _held("32,768 words, 2 chunks", Model(words=32768), _TWO, sequences=4),
+    _held("attention", _attending(NARROW, width=1536, layers=8), pipeline()),
+    _held("attention, kept, 2 chunks", _attending(_PLAIN, width=896, kept=True), _TWO),
+    _held("kept", Model(width=896, layers=16, kept=True), pipeline()),
+    _held("attention, 16 layers, 2 chunks", _attending(_WIDE, layers=16), _TWO),
+    _held(
+        "attention, 16 layers, split",
+        _attending(_WIDE, words=16384, layers=16),
+        pipeline(split=True),
+    ),
+    _held(
+        "GPipe, 4 chunks",
+        Model(width=768, layers=16),
+        pipeline(chunks=4, schedule="gpipe"),
+    ),
+    _held(
+        "attention, 2 stages",
+        _attending(NARROW, width=1280, layers=4),
+        pipeline(4, chunks=2),
+        stages=2,
+        groups=4,
+    ),
+    _held(
+        "attention, 2 chunks",
+        _attending(NARROW, width=1792, length=1024, layers=8),
+        _TWO,
+    ),
+    _held("attention, 1,024 positions", _attending(_WIDE, length=1024), _SPLIT),
+    _held("3 sequences, 2 chunks", Model(width=896, words=16384), _TWO, sequences=3),
+    _held("attention, 2 chunks", _attending(_PLAIN, width=1152), _TWO),
+    _held(
+        "attention, GPipe, 4 chunks",
+        _attending(_WIDE, layers=16),
+        pipeline(chunks=4, schedule="gpipe"),
+    ),
+    _held("attention, split", _attending(NARROW, width=1408, layers=8), _SPLIT),
+    _held("attention, 12 layers", _attending(_PLAIN, width=768, layers=12), pipeline()),
+    _held("16,384 words", Model(width=1280, words=16384), pipeline()),
+    _held(
+        "attention, 8 stages",
+        _attending(_WIDE, layers=16),
+        pipeline(16, chunks=2),
+        stages=8,
+        groups=1,
+    ),
+    _held("attention, split, 4 sequences", _WIDE, pipeline(split=True), sequences=4),
+)
+
+
 def main(_: Any) -> None:
-    for row in ROWS:
+    for row in HELD_OUT if FLAGS.held_out else ROWS:
         if FLAGS.only not in row.name:
             continue
         plan = row.plan()
