@@ -23,6 +23,7 @@ from partir_search.planning.fold_limits import choose_assigned, choose_within
         ((1.0, 1.05, 1.06), (1.3, 1.05, 1.2), 1, [0, 1, 2]),
         ((1.0, 1.2, 1.3), (1.6, 1.2, 1.4), 1, [0, 1]),  # the known strategy wins; 1.3 is far behind
         ((1.0, 1.2, 1.01), (1.02, 1.2, 1.0), 0, [0]),  # the known strategy is far behind
+        ((1.0, 1.0), (0.55, 0.4), 1, [0, 1]),  # the fold has twice the kernels
     ],
 )
 def test_the_best_whole_score_wins(

@@ -14,7 +14,7 @@ from typing import TypeVar
 from partir_search.mcts.game import Score
 
 MAX_FOLD_DIFFERENCE = 0.1  # of folded and unfolded score, below which folded ranks are trusted
-FOLD_ERROR = 1.08  # most that folded seconds are too high, as a factor; worse answers are skipped
+FOLD_ERROR = 1.08  # most that folded seconds are too high beside those of the first answer
 
 Answer = TypeVar("Answer")
 Found = TypeVar("Found")
@@ -35,16 +35,22 @@ def choose_finalist(
       always: answers that are compared even if the fold's ranks are trusted, the first ones.
       folded: score of an answer on the folded program.
       unfold: score of an answer on the unfolded program, and a result to return. Called for few
-        answers: none whose folded score is beyond a better answer's by more than `FOLD_ERROR`.
+        answers: none whose folded score is beyond a better answer's by more than `FOLD_ERROR`, and
+        by more than the first answer's folded score is beyond the unfolded one.
       trust_ranks: end after these if the first's scores agree, and the first is within the limits.
     """
     found: list[tuple[Score, Answer, Found]] = []
+    too_high = 1.0  # of the first answer's folded objective, as a factor
     for number, answer in enumerate(answers):
         if number >= always and trust_ranks and _close(found[0][0], folded(answers[0])):
             break
-        if found and _far(min(score for score, _, _ in found), folded(answer)):
+        if found and _far(min(s for s, _, _ in found), folded(answer), too_high):
             continue
         score, result = unfold(answer)
+        if not found:
+            too_high = (
+                max(folded(answer).objective / score.objective, 1.0) if score.objective else 1.0
+            )
         found.append((score, answer, result))
     _, answer, result = min(found, key=lambda each: each[0].rank())
     return answer, result
@@ -55,6 +61,10 @@ def _close(whole: Score, folded: Score) -> bool:
     return fits and abs(whole.scalar() - folded.scalar()) <= MAX_FOLD_DIFFERENCE
 
 
-def _far(best: Score, folded: Score) -> bool:
-    """True if a folded score is not of a better answer than `best`, whatever the fold's error."""
-    return dataclasses.replace(best, objective=best.objective * FOLD_ERROR) < folded
+def _far(best: Score, folded: Score, too_high: float) -> bool:
+    """True if a folded score is of an answer behind `best`, for any error of the fold.
+
+    Args:
+      too_high: folded over unfolded objective of another answer.
+    """
+    return dataclasses.replace(best, objective=best.objective * FOLD_ERROR * too_high) < folded

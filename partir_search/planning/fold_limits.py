@@ -173,7 +173,8 @@ def competing(
     paths = [e.path for e in result.elites[: 1 if result.proven else count]]
     if not result.proven:
         paths[1:1] = [(move,) for move in exact.moves]
-        paths.insert(1, min(map(tuple, starts), key=lambda p: game.costed(p)[0].rank()))
+    # Of a proven search too: equal on the fold, strategies may differ on the whole program.
+    paths.insert(1, min(map(tuple, starts), key=lambda p: game.costed(p)[0].rank()))
     if contexts:
         tiled = [p for p in map(tuple, starts) if any(isinstance(m, TileContext) for m in p)]
         paths += sorted(tiled, key=lambda p: game.costed(p)[0].rank())[:1]
