@@ -112,6 +112,19 @@ def test_gap_beyond_the_space_counts_as_optimal() -> None:
     assert PlanBound(1.0, 1.0001).nearness == "within 0.01 %"
 
 
+def test_steps_without_work_have_a_bound_of_zero() -> None:
+    """A step that returns its arguments takes no seconds, and no plan takes fewer."""
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    mesh = jax.sharding.AbstractMesh((4,), ("x",))
+    plan = ps.auto_partition(mesh, machine="tpu_v5e")(lambda x: (x,)).plan(x)
+    assert plan.cost.seconds == 0.0
+    assert plan.bound is not None
+    assert plan.bound.optimal
+    assert plan.bound.nearness == "optimal"
+    assert not PlanBound(0.0, 1.0).optimal
+    assert PlanBound(0.0, 1.0).nearness == "within any factor"
+
+
 @pytest.mark.parametrize("rounding", [-1e-9, 0.0, 1e-9])
 def test_a_plan_at_the_bound_has_no_gap(rounding: float) -> None:
     """Neither "-0.0 %" nor "0.01 %": seconds of plan and bound differ by rounding."""

@@ -35,8 +35,11 @@ class PlanBound:
     @property
     def gap(self) -> float:
         """Seconds of the plan found above the bound, relative; 0 for a plan at the bound, whose
-        seconds may differ by rounding; negative for a plan beyond the space (with rings, say).
+        seconds may differ by rounding; negative for a plan beyond the space (with rings, say);
+        infinite above a bound of 0.
         """
+        if self.seconds == 0.0:  # a step that computes nothing, say
+            return 0.0 if self.found == 0.0 else math.inf
         gap = self.found / self.seconds - 1.0
         return 0.0 if abs(gap) <= ROUNDING else gap
 
@@ -55,6 +58,8 @@ class PlanBound:
         """The gap in percent, rounded up, as in "within 2.8 %"; "optimal" without a gap."""
         if self.optimal:
             return "optimal"
+        if math.isinf(self.gap):
+            return "within any factor"
         digits = 1 if self.gap > 1e-2 else 2
         steps = math.ceil(self.gap * 100.0 * 10**digits - 1e-6)
         return f"within {steps / 10**digits:.{digits}f} %"
