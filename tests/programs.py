@@ -24,6 +24,7 @@ KINDS = (
     *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve"),
     "batched_loop",
     "refs",
+    "no_iterations",
 )
 
 
@@ -294,6 +295,16 @@ class Builder:
                 lambda c: (c[0] + 1, jnp.sin(c[1]) * 0.5),
                 (0, held),
             )[1]
+
+        self.emit(self.shapes[i], run)
+
+    def no_iterations(self) -> None:
+        """A loop over the layers of a model that has none."""
+        i = self.pick()
+
+        def run(v: list[Any]) -> Any:
+            rows = jnp.zeros((0, *self.shapes[i]))
+            return lax.scan(lambda c, x: (jnp.tanh(c * x), None), v[i] * 2, rows)[0]
 
         self.emit(self.shapes[i], run)
 

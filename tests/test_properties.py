@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
+import partir_search as ps
 from partir_search.constraints.ends import without_ties
 from partir_search.constraints.region_axes import region_axes
 from partir_search.constraints.shardings import constraint_layouts, fixed_actions, fixed_mesh
@@ -255,6 +256,22 @@ def test_states_come_back_by_their_keys(seed: int) -> None:
         state.restore(key)
         partition = state.partition()
         assert (state.key(), partition.tiles, partition.loops) == (key, tiles, loops)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(st.integers(0, 2**31 - 1))
+def test_random_programs_are_planned(seed: int) -> None:
+    """By short and long searches, for every kind of machine, with a report that can be printed."""
+    rng = random.Random(seed)
+    fn, args = rng.choice([build, build, stencil])(seed)
+    shape = rng.choice([m for m in MESHES if not m.diagonals])
+    mesh = jax.sharding.AbstractMesh(shape.sizes, shape.names)
+    machine, episodes = rng.choice(["tpu_v5e", "h100", "cpu"]), rng.choice([20, 300, 300])
+    step = ps.auto_partition(mesh, machine=machine, episodes=episodes, progress=False)(fn)
+    plan = step.plan(*args)
+    assert plan.cost.seconds <= min(a.cost.seconds for a in plan.alternatives) * (1 + 1e-9)
+    assert plan.bound is None or plan.bound.gap > -1e-6
+    assert str(plan)
 
 
 @pytest.mark.devices

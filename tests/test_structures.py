@@ -199,6 +199,28 @@ def test_barrier_keeps_tilings() -> None:
     ]
 
 
+@pytest.mark.parametrize("machine", ["tpu_v5e", "h100"])
+@pytest.mark.parametrize("loop", ["layers", "counted"])
+def test_loops_without_iterations_are_planned(loop: str, machine: str) -> None:
+    """A model without layers, zero warm-up rounds: the ops inside cost nothing."""
+
+    def step(x: Any, w: Any) -> Any:
+        if loop == "layers":
+            y, _ = lax.scan(lambda c, v: (jnp.tanh(c @ v), None), x, jnp.zeros((0, *w.shape)))
+        else:
+            y = lax.fori_loop(0, 0, lambda _, c: jnp.tanh(c @ w), x)
+        return y @ w
+
+    mesh = jax.sharding.AbstractMesh((2, 4), ("batch", "model"))
+    x, w = (jax.ShapeDtypeStruct((n, 512), jnp.float32) for n in (4096, 512))
+    plan, alone = (
+        ps.auto_partition(mesh, machine=machine, progress=False)(fn).plan(x, w)
+        for fn in (step, jnp.matmul)
+    )
+    assert plan.cost.flops == alone.cost.flops
+    assert plan.cost.seconds < 2 * alone.cost.seconds
+
+
 def test_one_branch_by_platform_is_priced(mesh: jax.sharding.Mesh) -> None:
     """The branch of the devices' platform counts; of an abstract mesh's, the machine's."""
 

@@ -258,7 +258,8 @@ class _Gathers:
 
     def begin(self, use: Use, seconds: float) -> EarlyGather:
         """Begins a gather of a use."""
-        at, user, repeats = use.position, use.user, use.table.times / self.runs
+        at, user = use.position, use.user
+        repeats = use.table.times / self.runs if self.runs else 1.0  # a loop may have no iterations
         made: int | None = use.made
         if use.table.settles or use.given:
             made = NONE if use.table.settles else None
