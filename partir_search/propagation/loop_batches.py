@@ -2,75 +2,90 @@
 
 A loop runs over the leading dim of its data one index at a time, so that no mesh axis tiles the
 dim. The batch is the next dim: of ``tokens[microbatch, batch, length]`` as an argument, of the
-``x.reshape(microbatches, -1, length)`` of an argument whose leading dim is the whole batch, and of
-``x[time, batch]``.
+``x.reshape(microbatches, -1, length)`` of an argument whose leading dim is the whole batch, of
+``x[time, batch]``, and of the ``embedding[x] @ w`` read by a recurrent layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from partir_search.ir.analysis.def_use import def_use
-from partir_search.ir.core import Module, Value
+from partir_search.ir.core import Module, Op, Value
+from partir_search.ir.rule import OpRule
 from partir_search.rules.registry import RuleTable, edges_of
 
 Place = tuple[Value, int]  # value and dim
+Dims = tuple[int, ...]
+Alike = Callable[[Value], Iterable[Value]]
 
 
-def loop_batches(module: Module, arguments: Iterable[int]) -> dict[int, list[Place]]:
+def loop_batches(
+    module: Module, arguments: Iterable[int], alike: Alike = lambda value: (value,)
+) -> dict[int, list[Place]]:
     """Values that a loop reads by the leading dim of data, with their dim of the batch.
 
-    Data are followed through ops on one array: casts, reshapes, slices.
+    Data are followed through casts, reshapes and slices, and through look-ups, products and sums
+    with parameters or further data, as long as the leading dim lasts.
 
     Args:
       arguments: positions of data arguments.
+      alike: function from a value to all values of one tiling; in a folded program some have no
+        users, as their layer is represented by another.
 
     Returns:
       Places by position of the argument; no entry for an argument without such a loop. The
       argument's own place has the argument as value.
     """
-    users, rule_of = def_use(module).users, RuleTable()
-    found: dict[int, list[Place]] = {}
-    for position in arguments:
-        argument = module.body.args[position]
-        if not argument.type.shape:
-            continue
-        # Dims of a value with the elements of the leading dim, major to minor.
-        todo: list[tuple[Value, tuple[int, ...]]] = [(argument, (0,))]
-        seen = set[int]()
-        while todo:
-            value, dims = todo.pop()
-            if value.id in seen:
-                continue
-            seen.add(value.id)
-            for op in users[value.id]:
-                if op.regions:
-                    stacked = [
-                        edge.stacked_dims
-                        for edge in edges_of(op).inputs
-                        if op.operands[edge.operand] is value
-                    ]
-                    next_dim = max(stacked, default=0)
-                    if 0 < next_dim < len(value.type.shape) and dims[0] < next_dim:
-                        places = found.setdefault(position, [])
-                        places += [(value, next_dim)] * ((value, next_dim) not in places)
-                    continue
-                if len(op.inputs()) > 1:
-                    continue
-                rule = rule_of(op)
-                operand = rule.operands[op.inputs()[0][0]]
-                factors = [f for d in dims for f in rule.factors_on(operand, d)]
-                for result, made in zip(op.results, rule.results, strict=True):
-                    dims_after = [rule.dim_of(made, f) for f in factors]
-                    if kept := tuple(dict.fromkeys(d for d in dims_after if d >= 0)):
-                        todo.append((result, kept))
-    return found
+    found = {i: _loops(module, i, alike)[0] for i in arguments}
+    return {i: places for i, places in found.items() if places}
 
 
 def batch_dims(module: Module, arguments: Iterable[int]) -> dict[int, int]:
     """Dim of the batch of data arguments, by position: 0, or the dim after those of loops."""
-    arguments = tuple(arguments)
-    args, found = module.body.args, loop_batches(module, arguments)
-    return {
-        i: next((dim for value, dim in found.get(i, ()) if value is args[i]), 0) for i in arguments
-    }
+    return {i: _loops(module, i, lambda value: (value,))[1] for i in arguments}
+
+
+def _loops(module: Module, position: int, alike: Alike) -> tuple[list[Place], int]:
+    """Places of the batch where loops read an argument's leading dim.
+
+    Returns:
+      The places, and the argument's own dim of the batch.
+    """
+    users, rule_of = def_use(module).users, RuleTable()
+    argument = module.body.args[position]
+    places, own = list[Place](), 0
+    # Of a value, the dims with the elements of the argument's dims 0 and 1, major to minor.
+    todo: list[tuple[Value, Dims, Dims]] = [(argument, (0,), (1,))] if argument.type.shape else []
+    seen = set[int]()
+    while todo:
+        value, dims, nexts = todo.pop()
+        new = [v for v in alike(value) if v.id not in seen]
+        seen.update(v.id for v in new)
+        for value, op in [(v, op) for v in new for op in users[v.id] if not op.backward]:
+            if op.regions:
+                dim = _dim_behind_loop(op, value)
+                if dims[0] < dim < len(value.type.shape):
+                    places += [(value, dim)] * ((value, dim) not in places)
+                    own = 1 if nexts == (dim,) and dims == (0,) else own
+                continue
+            rule = rule_of(op)
+            for operand in [i for i, x in op.inputs() if x is value]:
+                for n, result in enumerate(op.results):
+                    if kept := _after(rule, operand, n, dims):
+                        todo.append((result, kept, _after(rule, operand, n, nexts)))
+    return places, own
+
+
+def _dim_behind_loop(op: Op, value: Value) -> int:
+    """Position of the first dim of `value` behind the dims read by a region op index by index."""
+    edges = edges_of(op).inputs
+    return max((e.stacked_dims for e in edges if op.operands[e.operand] is value), default=0)
+
+
+def _after(rule: OpRule, operand: int, result: int, dims: Sequence[int]) -> Dims:
+    """Dims of a result with the factors of an operand's `dims`."""
+    given, made = rule.operands[operand], rule.results[result]
+    factors = [f for d in dims if d < len(given) for f in rule.factors_on(given, d)]
+    found = (rule.dim_of(made, f) for f in factors)
+    return tuple(dict.fromkeys(d for d in found if d >= 0))

@@ -75,7 +75,12 @@ class StrategyTargets:
         graph, data = self.graph, set(self.roles.data)
         args = graph.module.body.args
         positions = [i for i, v in enumerate(args) if graph.class_of[v.id] in data]
-        found = loop_batches(graph.module, positions).values()
+        members, values = graph.members, graph.module.values
+        found = loop_batches(
+            graph.module,
+            positions,
+            lambda value: [values[v] for v in members[graph.class_of[value.id]]],
+        ).values()
         classes = [(graph.class_of[v.id], dim) for places in found for v, dim in places]
         return tuple(dict.fromkeys(classes))
 

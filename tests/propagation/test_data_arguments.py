@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import partir_search as ps
+from partir_search.plan.report.summary import headlines
 from partir_search.planning.microbatch import batch_size
 from partir_search.planning.other_batch import with_batch
 from partir_search.planning.trace import split_call, trace_call
@@ -211,3 +212,46 @@ def test_examples_of_a_loop_batch_are_doubled() -> None:
     found = with_batch(call, ("given", *args), {}, {len(call.leaves()) - 1: 1}, 2)
     assert found is not None
     assert found[0].leaves()[-1].shape == (4, 2 * ROWS, LENGTH)
+
+
+def recurrent(state: Tree, words: Any) -> Any:
+    """A step of recurrent layers on sequences [time, batch]."""
+
+    def layer(x: Any, enter: Any, again: Any) -> Any:
+        def cell(h: Any, row: Any) -> tuple[Any, Any]:
+            h = jnp.tanh(row + h @ again)
+            return h, h
+
+        return lax.scan(cell, jnp.zeros((x.shape[1], WIDTH)), x @ enter)[1] + x
+
+    def loss(params: Tree) -> Any:
+        x = params["embed"][words[:-1]]
+        for enter, again in zip(params["enter"], params["again"], strict=True):
+            x = layer(x, enter, again)
+        terms = jax.nn.logsumexp(x @ params["head"], -1) - (x * params["embed"][words[1:]]).sum(-1)
+        return (terms * (words[1:] > 0)).mean()
+
+    value, grads = jax.value_and_grad(loss)(state)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), value
+
+
+@pytest.mark.parametrize("count", [LAYERS, 2 * LAYERS])
+def test_batch_of_recurrent_layers_is_behind_time(count: int) -> None:
+    """Also behind look-ups and products, and in folded layers."""
+    layers = [array(WIDTH, WIDTH)] * count
+    state = {"embed": array(WORDS, WIDTH), "enter": layers, "again": layers}
+    args = {**state, "head": array(WIDTH, WORDS)}, array(17, 16, dtype=jnp.int32)
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    plan = ps.known_strategies(recurrent, mesh, *args, machine="tpu_v5e")["BP(data)"]
+    (words,) = data_arguments(plan.original)
+    assert batch_dims(plan.original, (words,)) == {words: 1}
+    places = loop_batches(plan.original, (words,))[words]
+    assert [(v.type.shape, dim) for v, dim in places] == [((16, 16, WIDTH), 1)] * count
+    assert plan.partition_specs[0][1] == jax.P(None, "data")
+    alone = jax.sharding.AbstractMesh((1,), ("data",))
+    whole = ps.auto_partition(alone, machine="tpu_v5e", progress=False)(recurrent).plan(*args)
+    assert plan.cost.flops < 1.1 / 8 * whole.cost.flops
+    mesh = jax.sharding.AbstractMesh((5,), ("data",))
+    with pytest.warns(UserWarning, match=r"no axis of mesh<data:5> divides its batch of 16"):
+        uneven = ps.auto_partition(mesh, machine="tpu_v5e", pad=False)(recurrent).plan(*args)
+    assert any("Dim 1 of words, 16, could not be tiled" in line for line in headlines(uneven))

@@ -16,6 +16,8 @@ from partir_search.plan.step_seconds import (
     step_seconds,
 )
 from partir_search.plan.theory_bound import theory_bound
+from partir_search.propagation.data_arguments import batched_arguments
+from partir_search.propagation.loop_batches import batch_dims
 
 MOST_NAMED = 3  # kinds of kernels and limits in a sentence
 SMALL = 0.02  # of a step; smaller shares are not named
@@ -73,21 +75,22 @@ def tiles_nothing(plan: PlanFacts) -> bool:
 
 
 def untiled_batch(plan: PlanFacts) -> list[str]:
-    """Batch dims divided by no axis of the mesh, in a sentence each."""
-    tied = {i for i, _ in plan.module.ties}
+    """Batch dims of data divided by no axis of the mesh, in a sentence each."""
     user, found = plan.mesh_shape.user, dict[int, str]()
-    if not tied or user.devices == 1:
+    if user.devices == 1:
         return []
-    for i, (path, value, spec) in enumerate(plan.arguments()):
-        shape = value.type.shape
-        if i in tied or len(shape) < 2 or shape[0] < 2 or (len(spec) and spec[0] is not None):
+    arguments, data = plan.arguments(), batched_arguments(plan.module)
+    for i, dim in batch_dims(plan.module, data).items():
+        path, value, spec = arguments[i]
+        n = value.type.shape[dim]
+        if n < 2 or (len(spec) > dim and spec[dim] is not None):
             continue
-        if not any(shape[0] % n == 0 for n in plan.mesh_shape.sizes if n > 1):
-            found.setdefault(shape[0], path)
+        if not any(n % size == 0 for size in plan.mesh_shape.sizes if size > 1):
+            found.setdefault(n, f"{f'Dim {dim}' if dim else 'The leading dim'} of {path}")
     return [
-        f"The leading dim of {path}, {n}, could not be tiled: no axis of mesh<{user}> divides it;"
+        f"{place}, {n}, could not be tiled: no axis of mesh<{user}> divides it;"
         f" {multiples(n, user.devices)} would divide by all {user.devices} devices."
-        for n, path in found.items()
+        for n, place in found.items()
     ]
 
 
