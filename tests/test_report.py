@@ -252,6 +252,13 @@ def test_why_replicated_names_axes_that_tile_nothing() -> None:
     assert found == {"data: nothing reached it; model: nothing is tiled"}
 
 
+def test_seconds_of_long_steps() -> None:
+    """Eight digits of milliseconds are hard to read; the decimals stay."""
+    assert milliseconds(88.5356567) == "88.536 s"
+    assert milliseconds(9.9) == "9900.000 ms"
+    assert milliseconds(2e-5) == "0.020 ms"
+
+
 def test_headlines() -> None:
     with pytest.warns(UserWarning, match="no axis of mesh"):
         uneven = plan_of(33, episodes=5)

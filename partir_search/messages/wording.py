@@ -72,7 +72,9 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds in milliseconds with three decimals, the form of all seconds per step."""
+    """Seconds per step in milliseconds, from 10 s on in seconds, with three decimals."""
+    if seconds >= 10.0:
+        return f"{seconds:.3f} s"
     return f"{seconds * 1e3:.3f} ms"
 
 
