@@ -117,7 +117,7 @@ def test_fewer_segments_by_decisions_that_hold() -> None:
     both = [Replicate(again.removesuffix("_again"), "data"), Tile(again, 0, "data")]
     full = slower(replay(recomputed, both))
     assert len(full.actions) == 2
-    limit = 0.5 * (planned.cost.peak_bytes + full.cost.peak_bytes)
+    limit = 0.5 * (planned.cost.peak_bytes + known.cost.peak_bytes)
 
     def fitted(*more: Any) -> tuple[Planned, Sequence[Any]]:
         given = module, recomputed, segments, planned, limit, lambda *_: full, applied
