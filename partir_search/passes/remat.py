@@ -131,7 +131,7 @@ def rematerialize(module: Module, segments: Sequence[Range]) -> Module:
 
 
 def find_scans(module: Module, segments: Sequence[Range]) -> dict[Range, ScanRemat | None]:
-    """Returns the rewrites of segments that are scans, in order; None where nothing runs again."""
+    """Returns the rewrites of scans among segments, in order; None if nothing runs again."""
     n = forward_length(module)
     alone = {r.position for r in find_scan_remats(module, n)}
     scans = [s for s in segments if s[0] in alone and s[1] == s[0] + 1]

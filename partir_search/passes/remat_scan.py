@@ -29,11 +29,11 @@ class ScanRemat:
     Attributes:
       position: of the scan in the module's body.
       users: positions of the backward scans.
-      dropped: indices of the scan's results that are no longer stacked.
+      dropped: indices of the scan's results no longer stacked.
       ops: positions, in the scan's region, of the ops to recompute.
-      stacked: ids of values of the scan's region from which the ops start, stored for all
-        iterations: carries, and results of ops that do not run again.
-      kept: by id of a value of the region, the result of the scan that stacks the value already.
+      stacked: ids of values of the scan's region, stored for all iterations for these ops: carries,
+        and results of ops with stored results.
+      kept: by id of a value of the region, the scan's result stacked without recomputation.
     """
 
     position: int
@@ -45,7 +45,7 @@ class ScanRemat:
 
     @property
     def added(self) -> tuple[int, ...]:
-        """Ids of the values of the region that are newly stacked."""
+        """Ids of the newly stacked values of the region."""
         return tuple(v for v in self.stacked if v not in self.kept)
 
 

@@ -1,7 +1,7 @@
-"""Recomputation that saves seconds: residuals of scans that take longer to move than to compute.
+"""Recomputation in fewer seconds: residuals of scans slower to move than to compute.
 
-A scan stacks the residuals of each iteration in main memory, and the backward scan reads them back.
-A fused kernel often computes them again in fewer seconds, from results that are stored.
+A scan stacks the residuals of each iteration in main memory, and the backward scan reads stacks.
+A fused kernel often computes residuals again in fewer seconds, from stored results.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def recompute_residuals(
     objective: Callable[[Cost], float],
     known: Callable[[Module], Planned],
 ) -> tuple[Planned, tuple[Range, ...]]:
-    """Recomputes residuals of scans where that lowers the objective of a plan.
+    """Recomputes residuals of scans if a plan's objective falls.
 
-    The program with all iterations recomputed is searched only where a known strategy gains.
+    The program with all iterations recomputed is searched only if a known strategy gains.
 
     Args:
       module: the program without recomputation.
@@ -42,14 +42,14 @@ def recompute_residuals(
       segments: all segments, in program order.
       planned: a plan within the limit, of the program without recomputation.
       limit: bytes per device.
-      plan: function (module, hints, goals) that plans a rewritten module, with extra starting
-        actions and goals.
-      replay: function that applies actions to a rewritten module.
+      plan: function (module, hints, goals) from a rewritten module, further starting actions and
+        goals to a plan.
+      replay: function from a rewritten module and actions to a plan.
       objective: the quantity minimised by the goals.
       known: function from a rewritten module to the plan of the best known strategy.
 
     Returns:
-      The plan with the least objective and its segments.
+      The plan with the least objective, and the segments.
     """
     if not find_scans(module, segments):
         return planned, ()

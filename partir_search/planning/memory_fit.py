@@ -25,7 +25,7 @@ MIN_GAIN = 0.003  # of a step's seconds, predicted for a further plan with fewer
 
 
 Replay = Callable[[Module, Sequence[Action]], tuple[Planned, bool]]
-"""Function (module, actions) that applies the legal actions to a program.
+"""Function (module, actions) applying the legal actions to a program.
 
 Returns the plan, and True if all actions are legal.
 """
@@ -77,7 +77,7 @@ def fit_by_remat(
       limit: bytes per device.
       plan: function (module, hints, goals) that plans a rewritten module, with extra starting
         actions and goals.
-      replay: function that applies actions to a rewritten module.
+      replay: function from a rewritten module and actions to a plan.
       objective: the quantity minimised by the goals.
       known: function from a rewritten module to the plan of the best known strategy, with decisions
         that hold for any segments. Exact steps also decide on recomputed values, by name.

@@ -1,9 +1,8 @@
 """Effects of recomputing the iterations of scans on live bytes and seconds.
 
-A scan whose iterations run again no longer stacks the residuals of all iterations; what an
-iteration starts from is stacked instead. The residuals of one iteration live again while the
-backward scan runs. Seconds are those of the ops that run again, less those of moving residuals that
-are stored for the sake of the stack alone.
+A scan whose iterations run again no longer stacks the residuals of all iterations; carries are
+stacked instead. The residuals of one iteration live again while the backward scan runs. Seconds of
+recomputed ops count, less the seconds of moving residuals stored for the sake of the stack alone.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class ScanEffects:
           module: the program without recomputation.
           segments: all scans.
           without: the plan with no iteration recomputed.
-          full: the plan with all iterations of all scans recomputed. Its ops have the positions
-            that they have in `module`.
+          full: the plan with all iterations of all scans recomputed, with ops at the same
+            positions.
         """
         self.module, self._uses, self._forward = module, def_use(module), forward_length(module)
         self._known = dict[Range, Effect | None]()
@@ -71,7 +70,7 @@ class ScanEffects:
         return self._known[segment]
 
     def seconds_again(self, segment: Range) -> Mapping[int, float]:
-        """Seconds of the ops that run again, in all iterations, by position in the region."""
+        """Seconds of recomputed ops, in all iterations, by position in the region."""
         remat = self._remat(segment)
         return {} if remat is None else {at: self._seconds[segment[0]][at] for at in remat.ops}
 
@@ -85,7 +84,7 @@ class ScanEffects:
     def _count_seconds(
         self, remats: Sequence[ScanRemat], full: Planned, plain: Floats, again: Floats
     ) -> None:
-        """Attributes the seconds of the full plan to ops that run again and to stacked bytes.
+        """Attributes the seconds of the full plan to recomputed ops and to stacked bytes.
 
         Args:
           plain / again: [ops + 1] seconds before each op, of the plans without and full.
@@ -126,18 +125,18 @@ class ScanEffects:
         return Effect(np.array(positions, dtype=np.int64), np.array(freed), nbytes, seconds)
 
     def _freed(self, remat: ScanRemat) -> Iterator[Stay]:
-        """Live ranges of residuals that are no longer stacked."""
+        """Live ranges of residuals no longer stacked."""
         results = self.module.body.ops[remat.position].results
         for k in remat.dropped:
             yield from self._stored.get(results[k].id, ())
 
     def _added(self, remat: ScanRemat) -> Iterator[Stay]:
-        """Live ranges of values that are newly stacked."""
+        """Live ranges of newly stacked values."""
         for v in remat.added:
             yield remat.position, remat.users[-1] + 1, self._stack_bytes(remat, v)
 
     def _unstacked(self, remat: ScanRemat) -> float:
-        """Bytes no longer moved to and from stacks, of values that no kernel stores otherwise."""
+        """Bytes no longer moved to and from stacks, of values stored for the stack alone."""
         region = self.module.body.ops[remat.position].regions[0]
         dropped = [region.results[k] for k in remat.dropped]
         alone = [v.id for v in dropped if isinstance(v, Value) and v.id in self._stacked_alone]
@@ -169,7 +168,7 @@ def _seconds_before(planned: Planned, found: Simulation) -> Floats:
 def _unfused_seconds(found: Simulation, kernels: Kernels) -> Floats:
     """[K] seconds of each kernel: of a fused kernel, by each one's share of operations and traffic.
 
-    Which ops of a fused kernel run again decides which of its seconds are paid again.
+    Recomputation pays the seconds of a fused kernel again in part.
     """
     roofline = found.load.roofline
     parts, leader, n = roofline.components, kernels.leader, len(kernels.op)

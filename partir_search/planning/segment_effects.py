@@ -113,7 +113,7 @@ class SegmentEffects:
         return self._known[segment]
 
     def seconds_again(self, segment: Range) -> Mapping[int, float]:
-        """Seconds of the ops that run again, by position after the segment's first op."""
+        """Seconds of recomputed ops, by position after the segment's first op."""
         window = self.window(segment)
         assert window is not None
         return {at - segment[0]: float(self.seconds[at]) for at in window.again}

@@ -69,7 +69,7 @@ class SegmentPeaks:
     def fastest(self, count: int) -> list[tuple[Range, ...]]:
         """At most `count` choices of segments whose recomputation saves seconds, the most first.
 
-        In choice number i each segment has its form with the i-th most seconds saved.
+        In choice number i each segment has the form with the i-th most seconds saved.
         """
         saving = dict[Range, list[Range]]()
         for segment, forms in self.forms.items():
@@ -85,10 +85,9 @@ class SegmentPeaks:
     def fewest(self, limit: float, kinds: Mapping[Range, Hashable]) -> tuple[Range, ...]:
         """Segments with a predicted peak within a limit, and few seconds; all if none suffice.
 
-        Forms that save seconds come first, and are chosen within any limit.
-        Forms with the most bytes freed per second come first, of all segments of a kind. Needless
-        forms are left out after, most seconds first: the last layer's, say, with a window at the
-        peak.
+        Forms in fewer seconds come first, within any limit. Forms with the most bytes freed per
+        second follow, of all segments of a kind. Needless forms are left out after, most seconds
+        first: the last layer's, say, with a window at the peak.
 
         Args:
           limit: bytes per device.
