@@ -24,6 +24,7 @@ from partir_search.mcts.goals import is_monotone, scorer
 from partir_search.passes.remat import Range, find_segments, rematerialize
 from partir_search.plan.evaluation import Evaluated
 from partir_search.plan.planned import Planned
+from partir_search.plan.report.summary import summary
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.memory_fit import (
     PROBES,
@@ -399,3 +400,26 @@ def test_goals_of_one_search_are_not_kept() -> None:
     own = planner.goals
     stages._run(planner, goals=[ps.Fit(1e9)])
     assert planner.goals == own
+
+
+def test_residuals_slower_to_move_than_to_compute_run_again() -> None:
+    """Without a limit; the bound is that of the plans that store all residuals."""
+    entry = MODELS["gpt-scan-tiny"].resized(remat="", layers=4, seq=256, d_model=128, heads=4)
+    mesh, goals = AbstractMesh((2,), ("data",)), [ps.Fastest()]
+
+    def plan(remat: Any) -> ps.Plan:
+        options: dict[str, Any] = {"machine": "tpu_v5e", "remat": remat, "goals": goals}
+        step = ps.auto_partition(mesh, episodes=300, progress=False, **options)(entry.step)
+        return step.plan(*entry.abstract_args(16))
+
+    stored, found = plan(False), plan("auto")
+    assert not stored.remat
+    assert found.stored_results
+    assert not found.short_of_memory
+    assert found.cost.seconds < stored.cost.seconds
+    assert found.cost.peak_bytes < stored.cost.peak_bytes
+    assert found.bound is not None
+    assert stored.bound is not None
+    assert found.bound.seconds == stored.bound.seconds
+    assert found.bound.found == found.cost.seconds
+    assert any("in fewer seconds than stored" in text for _, text in summary(found))
