@@ -303,7 +303,7 @@ class Builder:
         i = self.pick()
 
         def run(v: list[Any]) -> Any:
-            rows = jnp.zeros((0, *self.shapes[i]))
+            rows = jnp.zeros((0, *self.shapes[i]), v[i].dtype)
             return lax.scan(lambda c, x: (jnp.tanh(c * x), None), v[i] * 2, rows)[0]
 
         self.emit(self.shapes[i], run)

@@ -10,12 +10,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from partir_search.ir.core import Module
-from partir_search.mcts.goals import Goal
 from partir_search.passes.remat import Range, find_scans, rematerialize
 from partir_search.plan.planned import Planned, with_search
-from partir_search.planning.memory_fit import MIN_GAIN, Replay, kinds_of, replay_renamed
+from partir_search.planning.memory_fit import MIN_GAIN, Replay, Search, kinds_of, replay_renamed
 from partir_search.planning.segment_peaks import predict_segments
-from partir_search.propagation.actions import Action
 from partir_search.simulator.cost import Cost
 
 TRIED = 3  # choices of stored results costed on the program
@@ -27,7 +25,7 @@ def recompute_residuals(
     segments: Sequence[Range],
     planned: Planned,
     limit: float,
-    plan: Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned],
+    plan: Search,
     replay: Replay,
     objective: Callable[[Cost], float],
     known: Callable[[Module], Planned],
@@ -42,8 +40,7 @@ def recompute_residuals(
       segments: all segments, in program order.
       planned: a plan within the limit, of the program without recomputation.
       limit: bytes per device.
-      plan: function (module, hints, goals) from a rewritten module, further starting actions and
-        goals to a plan.
+      plan: function from a rewritten module to a plan by search.
       replay: function from a rewritten module and actions to a plan.
       objective: the quantity minimised by the goals.
       known: function from a rewritten module to the plan of the best known strategy.
@@ -76,8 +73,15 @@ def recompute_residuals(
         fits = found.cost.peak_bytes <= limit
         if fits and objective(found.cost) < objective(best.cost):
             best, chosen = found, some
-    if chosen:
-        reports = tuple(dataclasses.replace(r, proven=False, plain=True) for r in planned.reports)
-        best = with_search(best, planned, reports)
-        best = dataclasses.replace(best, peak_without_remat=planned.cost.peak_bytes)
     return best, chosen
+
+
+def beside_plain(found: Planned, planned: Planned) -> Planned:
+    """A plan with residuals recomputed, with the reports of the search without recomputation.
+
+    Args:
+      planned: the plan of the search.
+    """
+    reports = [dataclasses.replace(r, proven=False, plain=True) for r in planned.reports]
+    found = with_search(found, planned, reports)
+    return dataclasses.replace(found, peak_without_remat=planned.cost.peak_bytes)

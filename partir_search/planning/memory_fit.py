@@ -30,6 +30,9 @@ Replay = Callable[[Module, Sequence[Action]], tuple[Planned, bool]]
 Returns the plan, and True if all actions are legal.
 """
 
+Search = Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned]
+"""Function (module, hints, goals) from a program, further starting actions and goals to a plan."""
+
 
 def replay_renamed(
     module: Module, actions: Sequence[Action], replay: Replay
@@ -59,7 +62,7 @@ def fit_by_remat(
     segments: Sequence[Range],
     planned: Planned,
     limit: float,
-    plan: Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned],
+    plan: Search,
     replay: Replay,
     objective: Callable[[Cost], float],
     known: Callable[[Module], Planned] | None = None,
@@ -75,8 +78,7 @@ def fit_by_remat(
       segments: all segments, in program order.
       planned: a plan over the limit, of the program without recomputation.
       limit: bytes per device.
-      plan: function (module, hints, goals) that plans a rewritten module, with extra starting
-        actions and goals.
+      plan: function that plans a rewritten module.
       replay: function from a rewritten module and actions to a plan.
       objective: the quantity minimised by the goals.
       known: function from a rewritten module to the plan of the best known strategy, with decisions

@@ -16,10 +16,10 @@ from partir_search.passes.stacks import Stack, find_stacks, stack_module
 from partir_search.plan.planned import Planned
 from partir_search.plan.report.progress import search_progress
 from partir_search.plan.spec import PlanSpec
-from partir_search.planning.faster_scans import recompute_residuals
+from partir_search.planning.faster_scans import beside_plain, recompute_residuals
 from partir_search.planning.interruption import FarBehind
 from partir_search.planning.known_strategies import known_plan
-from partir_search.planning.memory_fit import fit_by_remat, replay_renamed
+from partir_search.planning.memory_fit import Search, fit_by_remat, replay_renamed
 from partir_search.planning.notices import warn_changed
 from partir_search.planning.options import Options
 from partir_search.planning.parallelism import StackParallel
@@ -27,7 +27,7 @@ from partir_search.planning.planner import Planner
 from partir_search.planning.planner_cache import PlannerCache
 from partir_search.planning.stage import Stage
 from partir_search.planning.tactics import AutomaticPartition, Tactic
-from partir_search.planning.unwatched import plan_unwatched
+from partir_search.planning.unwatched import Unwatched, plan_unwatched, watch
 from partir_search.propagation.actions import Action
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.cost import Cost
@@ -240,15 +240,38 @@ class StagePlanner:
             return score(cost).objective
 
         known = self._known if self._options.searches_all else None
-        program = stage.module, form.module, form.segments
-        made = search, self._replayed, objective
         if planned.cost.peak_bytes > limit:
-            planned, remat = fit_by_remat(*program, planned, limit, *made, known)
+            program = stage.module, form.module, form.segments
+            replay = self._replayed
+            planned, remat = fit_by_remat(
+                *program, planned, limit, search, replay, objective, known
+            )
         elif known is not None:
-            planned, remat = recompute_residuals(*program, planned, limit, *made, known)
+            planned, remat = self._unstacked(planner, planned, search, objective)
         else:
             remat = ()
         return rematerialized(stage, remat, planned.graph.module), planned
+
+    def _unstacked(
+        self, planner: Planner, planned: Planned, plan: Search, objective: Callable[[Cost], float]
+    ) -> tuple[Planned, tuple[Range, ...]]:
+        """Plan with residuals of scans recomputed if faster, and the scans.
+
+        Debugging ops decide nothing: forms are compared in the program without.
+        """
+        unwatched, start = Unwatched.of(planner), planned
+        if unwatched.debugging:
+            start, _ = self._replayed(unwatched.module, planned.actions)
+        form = self.planner.recomputed(unwatched.module)
+        program = unwatched.module, form.module, form.segments
+        limit, replay, known = planner.memory_limit, self._replayed, self._known
+        found, remat = recompute_residuals(*program, start, limit, plan, replay, objective, known)
+        if not remat:
+            return planned, ()
+        if unwatched.debugging:
+            remat = unwatched.watched(remat)
+            found = watch(self.planner(rematerialize(planner.module, remat)), found)
+        return beside_plain(found, planned), remat
 
     def _known(self, module: Module) -> Planned:
         """Plan of the best known strategy."""

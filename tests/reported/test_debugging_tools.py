@@ -102,8 +102,8 @@ def view(plan: Any) -> Any:
     return [(path, s) for path, _, s in plan.arguments()], results, counts
 
 
-def planned(mesh: jax.sharding.Mesh, step: Callable[..., Any]) -> Any:
-    auto = ps.auto_partition(mesh, machine=SLOW, episodes=10, progress=False)(step)
+def planned(mesh: jax.sharding.Mesh, step: Callable[..., Any], remat: bool | str = False) -> Any:
+    auto = ps.auto_partition(mesh, machine=SLOW, episodes=10, progress=False, remat=remat)(step)
     return auto, auto.plan(*ARGS)
 
 
@@ -147,6 +147,19 @@ def test_errors_of_equinox(mesh: jax.sharding.Mesh, alone: Any) -> None:
     args, results, counts = view(planned(mesh, on_value)[1])
     assert (args, results) == view(alone)[:2]
     assert set(counts - view(alone)[2]) <= {"all_reduce"}
+
+
+@pytest.mark.devices
+def test_the_same_residuals_run_again(mesh: jax.sharding.Mesh) -> None:
+    """Those of the loop, which take longer to move; a print in the loop shifts positions of ops."""
+    step = step_with(prints)
+    auto, plan = planned(mesh, step, "auto")
+    _, alone = planned(mesh, step_with(quiet), "auto")
+    assert alone.remat
+    assert view(plan)[:2] == view(alone)[:2]
+    assert [len(s) for s in plan.remat] == [len(s) for s in alone.remat]
+    for got, want in zip(auto(*ARGS), jax.jit(step)(*ARGS), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.devices
