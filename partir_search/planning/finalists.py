@@ -14,7 +14,6 @@ from typing import TypeVar
 from partir_search.mcts.game import Score
 
 MAX_FOLD_DIFFERENCE = 0.1  # of folded and unfolded score, below which folded ranks are trusted
-ROUNDING = 1e-9  # of an objective; of answers as near the first is chosen
 FOLD_ERROR = 1.08  # most that folded seconds are too high beside those of the first answer
 
 Answer = TypeVar("Answer")
@@ -53,14 +52,8 @@ def choose_finalist(
                 max(folded(answer).objective / score.objective, 1.0) if score.objective else 1.0
             )
         found.append((score, answer, result))
-    least = min(score for score, _, _ in found)
-    return next((a, r) for s, a, r in found if not _rises(least, s))
-
-
-def _rises(least: Score, score: Score) -> bool:
-    """True if a score is worse than the least by more than rounding."""
-    objective = score.objective / (1.0 + ROUNDING)
-    return least < dataclasses.replace(score, objective=objective)
+    _, answer, result = min(found, key=lambda each: each[0].rank())
+    return answer, result
 
 
 def _close(whole: Score, folded: Score) -> bool:
