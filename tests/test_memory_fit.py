@@ -407,12 +407,12 @@ def test_residuals_slower_to_move_than_to_compute_run_again() -> None:
     entry = MODELS["gpt-scan-tiny"].resized(remat="", layers=4, seq=256, d_model=128, heads=4)
     mesh, goals = AbstractMesh((2,), ("data",)), [ps.Fastest()]
 
-    def plan(remat: Any) -> ps.Plan:
+    def step(remat: Any) -> Any:
         options: dict[str, Any] = {"machine": "tpu_v5e", "remat": remat, "goals": goals}
-        step = ps.auto_partition(mesh, episodes=300, progress=False, **options)(entry.step)
-        return step.plan(*entry.abstract_args(16))
+        return ps.auto_partition(mesh, episodes=300, progress=False, **options)(entry.step)
 
-    stored, found = plan(False), plan("auto")
+    auto, args = step("auto"), entry.abstract_args(16)
+    stored, found = step(False).plan(*args), auto.plan(*args)
     assert not stored.remat
     assert found.stored_results
     assert not found.short_of_memory
@@ -423,3 +423,5 @@ def test_residuals_slower_to_move_than_to_compute_run_again() -> None:
     assert found.bound.seconds == stored.bound.seconds
     assert found.bound.found == found.cost.seconds
     assert any("in fewer seconds than stored" in text for _, text in summary(found))
+    larger = auto.plan(*entry.abstract_args(32))  # adapted, not planned anew
+    assert larger.remat == found.remat

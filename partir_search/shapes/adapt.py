@@ -100,6 +100,7 @@ def _transferred(
 ) -> Adapted | None:
     """The form and the tilings of `base`, for a program that differs in extents alone."""
     stays = options.remat is True or _stored_bytes(base, work) > base.memory_limit
+    stays = stays or not base.short_of_memory  # runs again for fewer seconds
     if base.padding or (base.remat and not stays):
         return None
     form = rematerialize(module, base.remat) if base.remat else module
