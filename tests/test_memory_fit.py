@@ -28,6 +28,7 @@ from partir_search.plan.report.summary import summary
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.memory_fit import (
     PROBES,
+    FormPlanner,
     _fewest,
     _worth,
     fit_by_remat,
@@ -40,6 +41,7 @@ from partir_search.planning.stage_planner import StagePlanner
 from partir_search.planning.trace import split_call, trace_call
 from partir_search.propagation.actions import Action, Replicate, Tile
 from partir_search.propagation.state import State
+from partir_search.simulator.cost import Cost
 from partir_search.simulator.target.machine import find_machine
 from tests.support import module_of
 
@@ -69,6 +71,10 @@ def applied(rewritten: Module, actions: Sequence[Action]) -> tuple[Planned, bool
     return planned, not dropped
 
 
+def seconds(cost: Cost) -> float:
+    return cost.seconds
+
+
 def slower(planned: Planned) -> Planned:
     """A plan that takes a thousand seconds."""
     cost = dataclasses.replace(planned.cost, seconds=1e3)
@@ -96,9 +102,8 @@ def test_searched_again_only_where_segments_free_memory(rows: int) -> None:
     segments = find_segments(module)
     recomputed = rematerialize(module, segments)
     limit = 0.5 * planned.cost.peak_bytes
-    found, chosen = fit_by_remat(
-        module, recomputed, segments, planned, limit, search, applied, lambda cost: cost.seconds
-    )
+    forms = FormPlanner(search, applied, seconds)
+    found, chosen = fit_by_remat(module, recomputed, segments, planned, limit, forms)
     if rows == 8:
         assert not searched
         assert found is planned
@@ -121,8 +126,8 @@ def test_fewer_segments_by_decisions_that_hold() -> None:
     limit = 0.5 * (planned.cost.peak_bytes + known.cost.peak_bytes)
 
     def fitted(*more: Any) -> tuple[Planned, Sequence[Any]]:
-        given = module, recomputed, segments, planned, limit, lambda *_: full, applied
-        return fit_by_remat(*given, lambda cost: cost.seconds, *more)
+        forms = FormPlanner(lambda *_: full, applied, seconds, *more)
+        return fit_by_remat(module, recomputed, segments, planned, limit, forms)
 
     alone, all_segments = fitted()
     assert alone.cost == full.cost
@@ -153,8 +158,8 @@ def test_decisions_that_do_not_hold_say_nothing_of_the_worth_of_memory() -> None
 
     lost = dataclasses.replace(plain, actions=(Replicate("unknown", "data"),))
     for planned, replayed in ((plain, applied), (lost, lossy)):
-        given = module, recomputed, segments, planned, limit, search, replayed
-        fit_by_remat(*given, lambda cost: cost.seconds, lambda rewritten: known)
+        forms = FormPlanner(search, replayed, seconds, lambda rewritten: known)
+        fit_by_remat(module, recomputed, segments, planned, limit, forms)
     assert asked[0] == asked[1]
     assert asked[0]
 

@@ -7,14 +7,13 @@ A fused kernel often computes residuals again in fewer seconds, from stored resu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from partir_search.ir.core import Module
 from partir_search.passes.remat import Range, find_scans, rematerialize
 from partir_search.plan.planned import Planned, with_search
-from partir_search.planning.memory_fit import MIN_GAIN, Replay, Search, kinds_of, replay_renamed
+from partir_search.planning.memory_fit import MIN_GAIN, FormPlanner, kinds_of
 from partir_search.planning.segment_peaks import predict_segments
-from partir_search.simulator.cost import Cost
 
 TRIED = 3  # choices of stored results costed on the program
 
@@ -25,10 +24,7 @@ def recompute_residuals(
     segments: Sequence[Range],
     planned: Planned,
     limit: float,
-    plan: Search,
-    replay: Replay,
-    objective: Callable[[Cost], float],
-    known: Callable[[Module], Planned],
+    forms: FormPlanner,
 ) -> tuple[Planned, tuple[Range, ...]]:
     """Recomputes residuals of scans if a plan's objective falls.
 
@@ -40,36 +36,33 @@ def recompute_residuals(
       segments: all segments, in program order.
       planned: a plan within the limit, of the program without recomputation.
       limit: bytes per device.
-      plan: function from a rewritten module to a plan by search.
-      replay: function from a rewritten module and actions to a plan.
-      objective: the quantity minimised by the goals.
-      known: function from a rewritten module to the plan of the best known strategy.
+      forms: plans the program with segments recomputed.
 
     Returns:
       The plan with the least objective, and the segments.
     """
-    if not find_scans(module, segments):
+    objective = forms.objective
+    if forms.known is None or not find_scans(module, segments):
         return planned, ()
     kinds = kinds_of(module, segments)
 
     def costed(full: Planned) -> tuple[Planned, list[tuple[Planned, tuple[Range, ...]]]]:
         """Decisions without recomputation, and with the forms predicted to save the most."""
-        without, holds = replay_renamed(module, full.actions, replay)
+        without, holds = forms.played(module, full.actions)
         peaks = predict_segments(module, segments, kinds, without, full) if holds else None
         some = peaks.fastest(TRIED) if peaks else []
-        forms = [each for each in some if peaks and peaks.spent(each) < -least]
-        found = (rematerialize(module, each) for each in forms)
-        plans = [replay_renamed(form, full.actions, replay)[0] for form in found]
-        return without, [*zip(plans, forms, strict=True)]
+        faster = [each for each in some if peaks and peaks.spent(each) < -least]
+        rewritten = (rematerialize(module, each) for each in faster)
+        plans = [forms.played(form, full.actions)[0] for form in rewritten]
+        return without, [*zip(plans, faster, strict=True)]
 
     least = MIN_GAIN * planned.cost.seconds
-    start = known(recomputed)
-    without, forms = costed(start)
-    if not any(objective(each.cost) < objective(without.cost) - least for each, _ in forms):
+    without, tried = costed(forms.known(recomputed))
+    if not any(objective(each.cost) < objective(without.cost) - least for each, _ in tried):
         return planned, ()
-    forms += costed(plan(recomputed, planned.actions, ()))[1]
+    tried += costed(forms.plan(recomputed, planned.actions, ()))[1]
     best, chosen = planned, tuple[Range, ...]()
-    for found, some in forms:
+    for found, some in tried:
         fits = found.cost.peak_bytes <= limit
         if fits and objective(found.cost) < objective(best.cost):
             best, chosen = found, some

@@ -34,11 +34,26 @@ Search = Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned]
 """Function (module, hints, goals) from a program, further starting actions and goals to a plan."""
 
 
-def replay_renamed(
-    module: Module, actions: Sequence[Action], replay: Replay
-) -> tuple[Planned, bool]:
-    """Applies actions to a program with different segments recomputed than the actions' own."""
-    return replay(module, renamed_for(module, actions))
+@dataclasses.dataclass(frozen=True, slots=True)
+class FormPlanner:
+    """Functions that plan rewritten forms of a program.
+
+    Attributes:
+      plan: search.
+      replay: application of actions.
+      objective: the quantity minimised by the goals.
+      known: function from a form to the plan of the best known strategy, with decisions for any
+        segments; None without. Exact steps also decide on recomputed values, by name.
+    """
+
+    plan: Search
+    replay: Replay
+    objective: Callable[[Cost], float]
+    known: Callable[[Module], Planned] | None = None
+
+    def played(self, module: Module, actions: Sequence[Action]) -> tuple[Planned, bool]:
+        """Applies actions to a form with different segments recomputed than the actions' own."""
+        return self.replay(module, renamed_for(module, actions))
 
 
 def renamed_for(module: Module, actions: Sequence[Action]) -> list[Action]:
@@ -62,10 +77,7 @@ def fit_by_remat(
     segments: Sequence[Range],
     planned: Planned,
     limit: float,
-    plan: Search,
-    replay: Replay,
-    objective: Callable[[Cost], float],
-    known: Callable[[Module], Planned] | None = None,
+    forms: FormPlanner,
 ) -> tuple[Planned, tuple[Range, ...]]:
     """Fits a plan into memory by recomputing segments of the forward pass.
 
@@ -78,20 +90,13 @@ def fit_by_remat(
       segments: all segments, in program order.
       planned: a plan over the limit, of the program without recomputation.
       limit: bytes per device.
-      plan: function that plans a rewritten module.
-      replay: function from a rewritten module and actions to a plan.
-      objective: the quantity minimised by the goals.
-      known: function from a rewritten module to the plan of the best known strategy, with decisions
-        that hold for any segments. Exact steps also decide on recomputed values, by name.
+      forms: plans the program with segments recomputed.
 
     Returns:
       The plan with the fewest recomputed segments within the limit, or the plan with the lowest
         peak if none fits; and its segments.
     """
-
-    def played(rewritten: Module, actions: Sequence[Action]) -> tuple[Planned, bool]:
-        return replay_renamed(rewritten, actions, replay)
-
+    played, objective, known = forms.played, forms.objective, forms.known
     target_bytes = limit * (1.0 - planned.model.machine.traits.memory_fragmentation_fraction)
     replayed, holds = played(recomputed, planned.actions)
     if holds and replayed.cost.peak_bytes >= planned.cost.peak_bytes:
@@ -102,7 +107,7 @@ def fit_by_remat(
         start = known(recomputed)
         costs = played(module, start.actions)[0].cost, start.cost
     spare = _worth(*costs, target_bytes, objective)
-    full = plan(recomputed, planned.actions, spare)
+    full = forms.plan(recomputed, planned.actions, spare)
     if planned.cost.peak_bytes <= full.cost.peak_bytes:
         return planned, ()
     if full.cost.peak_bytes > limit:

@@ -19,7 +19,7 @@ from partir_search.plan.spec import PlanSpec
 from partir_search.planning.faster_scans import beside_plain, recompute_residuals
 from partir_search.planning.interruption import FarBehind
 from partir_search.planning.known_strategies import known_plan
-from partir_search.planning.memory_fit import Search, fit_by_remat, replay_renamed
+from partir_search.planning.memory_fit import FormPlanner, fit_by_remat, renamed_for
 from partir_search.planning.notices import warn_changed
 from partir_search.planning.options import Options
 from partir_search.planning.parallelism import StackParallel
@@ -214,7 +214,7 @@ class StagePlanner:
         if not form.segments:
             return None
         known = known_plan(self.planner(form.module), self.fixed(form.module))
-        start, _ = replay_renamed(stage.module, known.actions, self._replayed)
+        start, _ = self._replayed(stage.module, renamed_for(stage.module, known.actions))
         found = self._fitted(stage, start)
         return found if found[1].reports else None
 
@@ -240,20 +240,16 @@ class StagePlanner:
             return score(cost).objective
 
         known = self._known if self._options.searches_all else None
+        forms, remat = FormPlanner(search, self._replayed, objective, known), tuple[Range, ...]()
         if planned.cost.peak_bytes > limit:
             program = stage.module, form.module, form.segments
-            replay = self._replayed
-            planned, remat = fit_by_remat(
-                *program, planned, limit, search, replay, objective, known
-            )
+            planned, remat = fit_by_remat(*program, planned, limit, forms)
         elif known is not None:
-            planned, remat = self._unstacked(planner, planned, search, objective)
-        else:
-            remat = ()
+            planned, remat = self._unstacked(planner, planned, forms)
         return rematerialized(stage, remat, planned.graph.module), planned
 
     def _unstacked(
-        self, planner: Planner, planned: Planned, plan: Search, objective: Callable[[Cost], float]
+        self, planner: Planner, planned: Planned, forms: FormPlanner
     ) -> tuple[Planned, tuple[Range, ...]]:
         """Plan with residuals of scans recomputed if faster, and the scans.
 
@@ -264,8 +260,7 @@ class StagePlanner:
             start, _ = self._replayed(unwatched.module, planned.actions)
         form = self.planner.recomputed(unwatched.module)
         program = unwatched.module, form.module, form.segments
-        limit, replay, known = planner.memory_limit, self._replayed, self._known
-        found, remat = recompute_residuals(*program, start, limit, plan, replay, objective, known)
+        found, remat = recompute_residuals(*program, start, planner.memory_limit, forms)
         if not remat:
             return planned, ()
         if unwatched.debugging:
