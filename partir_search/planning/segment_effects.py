@@ -142,7 +142,7 @@ class SegmentEffects:
         return Effect(np.array(positions, dtype=np.int64), np.array(freed), nbytes, spent)
 
     def _idle(self, value: int, made: int, until: int) -> Iterator[Stay]:
-        """Live ranges that recomputation ends early: from the last use before the window to it."""
+        """Parts of a value's live ranges freed by recomputation: last use to window."""
         for start, stop, size in self._stored.get(value, ()):
             if start < until <= stop:
                 last = self._last_forward.get(value, self._uses.before(value, until, made))
