@@ -117,7 +117,7 @@ class PlanFacts(Layouts, Rewritten):
         if len(self.searches) > 1 or report.bound is None or rewritten:
             return None
         found = self.cost if self.rewrites.remat else report.cost
-        return PlanBound(report.bound, found.seconds)
+        return PlanBound(report.bound, found.seconds, report.bound_without)
 
     @property
     def short_of_memory(self) -> bool:

@@ -50,6 +50,7 @@ class SearchReport:
       moves: text of each move in the tree.
       bound: lower bound of the seconds of all plans of the space, on the folded program; None if
         costs are not pairwise, or seconds are no goal.
+      bound_without: decisions that no plan below the bound may have, as in `PlanBound.without`.
       before: actions applied before the search.
       exclude: globs of arguments excluded from the search.
       space: the space of the search; None if later tactics build on the answer.
@@ -67,6 +68,7 @@ class SearchReport:
     tree: Tree
     moves: Mapping[Move, str]
     bound: float | None = None
+    bound_without: tuple[str, ...] = ()
     before: tuple[Action, ...] = ()
     exclude: tuple[str, ...] = ()
     space: SearchSpace | None = None
@@ -141,6 +143,20 @@ class Planned:
     def most_peak_bytes(self) -> float:
         """Upper bound of the simulated peak, without a simulation if one is known."""
         return self.evaluation.most_peak_bytes
+
+    def bounded_with(self, other: Planned, rewrites: str) -> Planned:
+        """The plan with the bound of another form of the program, unless the own search has one.
+
+        Args:
+          other: plan of the program without rewrites of this one.
+          rewrites: name of the rewrites, as in `PlanBound.without`.
+        """
+        if len(self.reports) != 1 or len(other.reports) != 1 or self.reports[0].bound is not None:
+            return self
+        known = other.reports[0]
+        without = (rewrites, *known.bound_without)
+        report = dataclasses.replace(self.reports[0], bound=known.bound, bound_without=without)
+        return dataclasses.replace(self, reports=(report,))
 
     @functools.cached_property
     def state(self) -> State:

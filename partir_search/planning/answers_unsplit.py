@@ -29,7 +29,7 @@ def answers_unsplit(
 ) -> ExactAnswer:
     """The best assignments along whole axes, as moves of a game on the split mesh.
 
-    The search keeps all episodes, and has no bound, as sub-axes may be faster.
+    The search keeps all episodes, and the bound is of plans without sub-axes, which may be faster.
 
     Args:
       planner: of the mesh with sub-axes.
@@ -54,7 +54,8 @@ def answers_unsplit(
     known = named_strategies(plain.mesh, names, whole.targets, stages=planner.stage_axes)
     found = exact_moves(whole, known, episodes=episodes)
     axes = [plain.mesh.names.index(axis) for axis in mesh.whole]
-    return ExactAnswer([_split(game, whole, move, axes) for move in found.moves])
+    moves = [_split(game, whole, move, axes) for move in found.moves]
+    return ExactAnswer(moves, bound=found.bound, without=("sub-axes",))
 
 
 def _split(game: PlanningGame, whole: PlanningGame, move: Move, axes: Sequence[int]) -> Assign:

@@ -53,6 +53,7 @@ class ExactAnswer:
         cost, or too far beyond for a plan without recomputation to be within.
       proven: the best is within all limits, and no assignment takes fewer seconds.
       bound: no assignment takes fewer seconds, on the folded program; None if unknown.
+      without: decisions of the game that the bound's assignments lack, as in `PlanBound.without`.
       steps / starts / found: the steps, the strategies, and the assignments found, with names.
     """
 
@@ -60,6 +61,7 @@ class ExactAnswer:
     settled: bool = False
     proven: bool = False
     bound: float | None = None
+    without: tuple[str, ...] = ()
     steps: FittedSteps | None = None
     starts: Sequence[Named] = ()
     found: Sequence[Named] = ()
@@ -162,7 +164,7 @@ def exact_moves(
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
     proven = bound is not None and bound.finished and _proven(bound, found)
     seconds = bound.seconds if bound else None
-    return ExactAnswer(paths, settled, proven, seconds, steps, known, ranked)
+    return ExactAnswer(paths, settled, proven, seconds, (), steps, known, ranked)
 
 
 def _nearest(found: Mapping[bytes, Named]) -> Score | None:

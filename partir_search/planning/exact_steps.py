@@ -33,7 +33,8 @@ from partir_search.simulator.tables.tables import CostTables
 
 MAX_LABELS = 150_000  # of all variables; tables with more take longer than a search
 MAX_CHOICES = 600  # labels of one variable: a table of two variables has their product
-MAX_BOUNDED = 30_000, 50_000  # labels, and labels times orders of axes, for a bound
+MAX_BOUNDED = 70_000, 100_000  # labels, and labels times orders of axes, for a bound
+MAX_RAISED = 30_000, 50_000  # the same, for raised multipliers of gathers
 MAX_ENTRIES = 2_000_000  # of one table of elimination
 ROUNDS = 4  # turns of each axis
 HIGHEST_ROWS = 2  # of the memory curve of an assignment, which limits know
@@ -218,16 +219,17 @@ class ExactSteps:
           found: some assignments.
           known: an earlier bound; the result if finished at the fewest seconds of `found`.
           promising: ends once a bound is known to be farther from the fewest seconds, relative.
-          raises: raise multipliers of gathers (`bound_below`).
+          raises: raise multipliers of gathers (`bound_below`), unless the tables are too large.
 
         Returns:
           The bound; None if seconds are no goal, or the tables are too large.
         """
         allowed, tables = self._allowed(), self.tables
         orders = len(tables.orders if allowed else tables.orders_from(tables.orders[0]))
-        labels_in_all = sum(tables.variables.sizes)
-        if labels_in_all > MAX_BOUNDED[0] or orders * labels_in_all > MAX_BOUNDED[1]:
+        count = sum(tables.variables.sizes)
+        if count > MAX_BOUNDED[0] or orders * count > MAX_BOUNDED[1]:
             return None
+        raises &= count <= MAX_RAISED[0] and orders * count <= MAX_RAISED[1]
         labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
         seconds = self._cost(labels).seconds
         if not self.minimises_seconds(labels):

@@ -287,6 +287,7 @@ class Planner:
             tree=result.tree,
             moves={m: game.describe(m) for moves in result.tree.children for m in moves},
             bound=exact.bound,
+            bound_without=exact.without,
             before=tuple(before),
             exclude=tuple(tactic.exclude),
             space=SearchSpace(tuple(names), tuple(before), tuple(tactic.exclude)),

@@ -140,7 +140,7 @@ class StagePlanner:
         same_mesh = planner.mesh == planned.sketch.partition.mesh
         hints = planned.actions if same_mesh else ()
         share = FURTHER_EPISODES if hints else 1.0
-        return self._better(padded, stage_plan, hints, share)
+        return self._better(padded, stage_plan, "padding", hints, share)
 
     def _better_stacked(self, form: Stage, stage_plan: StagePlan) -> StagePlan:
         """The better of a plan and a plan of a form with stacks, padded if the plan is."""
@@ -152,22 +152,36 @@ class StagePlanner:
         planner = self.planner(aligned.module)
         mesh = planned.sketch.partition.mesh
         alike = planner.mesh == mesh or not mesh.sub_axes()
-        return self._better(aligned, stage_plan, planned.actions if alike else ())
+        return self._better(aligned, stage_plan, "stacks", planned.actions if alike else ())
 
     def _better(
-        self, form: Stage, known: StagePlan, hints: Sequence[Action], share: float = 1.0
+        self,
+        form: Stage,
+        known: StagePlan,
+        rewrites: str,
+        hints: Sequence[Action],
+        share: float = 1.0,
     ) -> StagePlan:
-        """The better of a plan and a plan of another form; other arguments as of `_run`."""
+        """The better of a plan and a plan of another form.
+
+        Args:
+          form: the program with further rewrites.
+          known: plan of the program without.
+          rewrites: name of the rewrites, for the bound of the plans without (`PlanBound.without`).
+          hints / share: as of `_run`.
+        """
         planner = self.planner(form.module)
         score = scorer(planner.goals)
         planner.beat = score(known[1].cost)
         try:
-            found = self._schedule(form, hints, share)
+            stage, found = self._schedule(form, hints, share)
         except FarBehind:
             return known
         finally:
             planner.beat = None
-        return found if score(found[1].cost) < score(known[1].cost) else known
+        if score(found.cost) < score(known[1].cost):
+            return stage, found.bounded_with(known[1], rewrites)
+        return known
 
     def _stackings(self, stage: Stage) -> list[Stage]:
         """Forms of the program without and with equal programs computed on stacks.

@@ -14,6 +14,7 @@ from partir_search.messages.version import VERSION
 from partir_search.plan.compare import Comparison
 from partir_search.plan.facts import PlanFacts
 from partir_search.plan.peak_memory import argument_parts, peak_memory
+from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.report.summary import headlines, summary
 from partir_search.plan.step_seconds import collective_rows, kernel_rows, step_seconds
 from partir_search.simulator.cost import Cost
@@ -23,7 +24,7 @@ FORMAT = 1
 
 def report_data(plan: PlanFacts) -> dict[str, Any]:
     """Figures, answers and tables of a plan; seconds and bytes are of one step on one device."""
-    bound, memory = plan.bound, peak_memory(plan)
+    memory = peak_memory(plan)
     return {
         "format": FORMAT,
         "function": plan.module.name,
@@ -36,7 +37,7 @@ def report_data(plan: PlanFacts) -> dict[str, Any]:
         "summary": dict(summary(plan)),
         "cost": {**cost_data(plan.cost), "sent_bytes": plan.sent_bytes},
         "limits": step_seconds(plan).limits,
-        "bound": {"seconds": bound.seconds, "gap": bound.gap} if bound else None,
+        "bound": _bound_data(plan.bound) if plan.bound else None,
         "proven": plan.proven,
         "confirmed": plan.confirmed.to_json() if plan.confirmed else None,
         "microbatches": plan.microbatches,
@@ -77,6 +78,10 @@ def cost_data(cost: Cost) -> dict[str, float]:
         "argument_bytes": cost.argument_bytes,
         "flops": cost.flops,
     }
+
+
+def _bound_data(bound: PlanBound) -> dict[str, Any]:
+    return {"seconds": bound.seconds, "gap": bound.gap, "without": [*bound.without]}
 
 
 def _arguments(plan: PlanFacts) -> list[dict[str, Any]]:
