@@ -18,6 +18,8 @@ from partir_search.planning.game import PlanningGame
 from partir_search.propagation.actions import Action
 from partir_search.strategies.catalogue import named_strategies
 
+NEAR = 0.03  # of the bound, at which an answer settles the search
+
 
 def answers_unsplit(
     planner: MeshPlanner,
@@ -29,7 +31,8 @@ def answers_unsplit(
 ) -> ExactAnswer:
     """The best assignments along whole axes, as moves of a game on the split mesh.
 
-    The search keeps all episodes, and the bound is of plans without sub-axes, which may be faster.
+    The bound is of plans without sub-axes; plans with sub-axes may be faster. An answer near the
+    bound settles the search, another keeps all episodes.
 
     Args:
       planner: of the mesh with sub-axes.
@@ -55,7 +58,8 @@ def answers_unsplit(
     found = exact_moves(whole, known, episodes=episodes)
     axes = [plain.mesh.names.index(axis) for axis in mesh.whole]
     moves = [_split(game, whole, move, axes) for move in found.moves]
-    return ExactAnswer(moves, bound=found.bound, without=("sub-axes",))
+    settled = found.settled and found.nears_bound(NEAR)
+    return ExactAnswer(moves, settled, bound=found.bound, without=("sub-axes",))
 
 
 def _split(game: PlanningGame, whole: PlanningGame, move: Move, axes: Sequence[int]) -> Assign:

@@ -66,6 +66,12 @@ class ExactAnswer:
     starts: Sequence[Named] = ()
     found: Sequence[Named] = ()
 
+    def nears_bound(self, above: float) -> bool:
+        """True if the best assignment takes at most a share `above` more seconds than the bound."""
+        if self.bound is None or not self.found:
+            return False
+        return self.found[0][0].score.objective <= self.bound * (1.0 + above)
+
     def refitted(self, goal: Scorer[Cost], count: int) -> Sequence[Move]:
         """Best assignments by a goal, fitted to its memory limit.
 
@@ -154,7 +160,8 @@ def exact_moves(
                 found.setdefault(best.labels.tobytes(), (best, name))
             best, name = _combined(steps, [*found.values()])
             found.setdefault(best.labels.tobytes(), (best, name))
-    ranked = _fitted(steps, [*found.values()])
+    seconds = bound.seconds if bound else None
+    ranked = _fitted(steps, [*found.values()], seconds)
     best = ranked[0][0]
     answers = {_figures(each): (each, name) for each, name in reversed(ranked)}  # the first of like
     within = [a for a in reversed(answers.values()) if a[0].score.excess <= best.score.excess]
@@ -163,7 +170,6 @@ def exact_moves(
     settled = best.score.excess > OUT_OF_REACH or (best.score.excess == 0.0 and cheap)
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
     proven = bound is not None and bound.finished and _proven(bound, found)
-    seconds = bound.seconds if bound else None
     return ExactAnswer(paths, settled, proven, seconds, (), steps, known, ranked)
 
 
@@ -255,12 +261,20 @@ def _proven(bound: Bound, found: dict[bytes, Named], above: float = PROVEN) -> b
     return any(not f.score.excess and f.score.objective <= least for f, _ in found.values())
 
 
-def _fitted(steps: FittedSteps, found: Sequence[Named]) -> list[Named]:
-    """Assignments, and those fitted into the limits, best first."""
+def _fitted(
+    steps: FittedSteps, found: Sequence[Named], bound: float | None = None
+) -> list[Named]:
+    """Assignments, and those fitted into the limits, best first.
+
+    Args:
+      bound: of the seconds of all assignments; one near it within the limits is enough.
+    """
     every = {each.labels.tobytes(): (each, name) for each, name in found}
     for best, name in _over(steps, found)[:FITTED]:
-        fitted = steps.fit(best)[0]
-        every.setdefault(fitted.labels.tobytes(), (fitted, name))
+        least = _least_within([each for each, _ in every.values()])
+        if best.score.objective < least and least > (bound or 0.0) * (1.0 + NEAR):
+            fitted = steps.fit(best)[0]
+            every.setdefault(fitted.labels.tobytes(), (fitted, name))
     smallest = steps.smallest()
     if all(steps.exceeds_memory(each) for each, _ in every.values()):
         fitted = steps.fit(smallest)[0] if smallest.score.excess else smallest
@@ -270,12 +284,17 @@ def _fitted(steps: FittedSteps, found: Sequence[Named]) -> list[Named]:
 
 def _over(steps: FittedSteps, found: Sequence[Named]) -> Sequence[Named]:
     """Distinct assignments over the limits that are better than the best within, nearest first."""
-    least = min((f.score.objective for f, _ in found if not f.score.excess), default=math.inf)
-    over = dict[tuple[float, float], Named]()
+    least, over = _least_within([each for each, _ in found]), dict[tuple[float, float], Named]()
     for each, name in sorted(found, key=lambda item: item[0].score.scalar()):
-        if steps.exceeds_memory(each) and each.score.objective < least * (1.0 - LEAST_GAIN):
+        if steps.exceeds_memory(each) and each.score.objective < least:
             over.setdefault(_figures(each), (each, name))
     return [*over.values()]
+
+
+def _least_within(found: Sequence[Found]) -> float:
+    """Objective below which an assignment gains on the best within the limits."""
+    within = (each.score.objective for each in found if not each.score.excess)
+    return min(within, default=math.inf) * (1.0 - LEAST_GAIN)
 
 
 def _figures(found: Found) -> tuple[float, float]:

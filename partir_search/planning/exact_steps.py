@@ -34,7 +34,7 @@ from partir_search.simulator.tables.tables import CostTables
 MAX_LABELS = 150_000  # of all variables; tables with more take longer than a search
 MAX_CHOICES = 600  # labels of one variable: a table of two variables has their product
 MAX_BOUNDED = 70_000, 100_000  # labels, and labels times orders of axes, for a bound
-MAX_RAISED = 30_000, 50_000  # the same, for raised multipliers of gathers
+MAX_RAISED = 30_000, 50_000  # the same, for raised multipliers and a bound in several parts
 MAX_ENTRIES = 2_000_000  # of one table of elimination
 ROUNDS = 4  # turns of each axis
 HIGHEST_ROWS = 2  # of the memory curve of an assignment, which limits know
@@ -217,7 +217,8 @@ class ExactSteps:
 
         Args:
           found: some assignments.
-          known: an earlier bound; the result if finished at the fewest seconds of `found`.
+          known: an earlier bound; the result if finished at the fewest seconds of `found`, and for
+            large tables.
           promising: ends once a bound is known to be farther from the fewest seconds, relative.
           raises: raise multipliers of gathers (`bound_below`), unless the tables are too large.
 
@@ -229,14 +230,16 @@ class ExactSteps:
         count = sum(tables.variables.sizes)
         if count > MAX_BOUNDED[0] or orders * count > MAX_BOUNDED[1]:
             return None
-        raises &= count <= MAX_RAISED[0] and orders * count <= MAX_RAISED[1]
+        large = count > MAX_RAISED[0] or orders * count > MAX_RAISED[1]
+        raises &= not large
         labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
         seconds = self._cost(labels).seconds
         if not self.minimises_seconds(labels):
             return None
         done = known is not None and known.finished and known.raised >= raises
-        if known is not None and done and known.upper <= seconds * (1.0 + LEAST_GAIN):
-            return known
+        if known is not None and done:
+            if large or known.upper <= seconds * (1.0 + LEAST_GAIN):
+                return known
         with self._assigned(labels) as partition:
             return bound_below(
                 tables,
