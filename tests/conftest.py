@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 # Tests allocate many small objects that live on: the collector took a fifth of the suite's time.
 gc.set_threshold(50_000, 20, 50)
@@ -91,6 +91,14 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str], None]:
         assert text == path.read_text()
 
     return check
+
+
+@pytest.fixture
+def young_heap() -> Iterator[None]:
+    """Leaves the objects of earlier tests, millions of them, out of collections."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -251,7 +251,7 @@ def test_smallest_point_runs() -> None:
         np.testing.assert_allclose(x, y, rtol=2e-4, atol=1e-6)
 
 
-def test_plans_hold_no_arrays() -> None:
+def test_plans_hold_no_arrays(young_heap: None) -> None:
     """The front is found from the program: a plan keeps no argument alive."""
     x = jnp.ones((64, WIDTH))
     dead = weakref.ref(x)

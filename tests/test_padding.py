@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.verify import verify
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad, find_pads
+from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.report.cells import padding_in_words
 from partir_search.rules import RuleTable
 from tests.support import check_partition, module_of, state_of
@@ -133,6 +135,21 @@ def test_search_pads_where_it_pays(tmp_path: pathlib.Path) -> None:
     assert again.plan(*args).cost == plan.cost
     for a, b in zip(again(*args), want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_padded_plans_without_a_bound_have_that_of_plans_without_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exact steps on a form behind the plan without padding end before a bound."""
+    args = [jax.ShapeDtypeStruct(s, "float32") for s in ((16382, 255), (255, 511), (511, 255))]
+    mesh = AbstractMesh((4,), ("x",))
+    bound = ps.auto_partition(mesh, machine="tpu_v5e", pad=False)(_narrow).plan(*args).bound
+    monkeypatch.setattr("partir_search.planning.exact_answer.BEHIND", -0.99)
+    plan = ps.auto_partition(mesh, machine="tpu_v5e")(_narrow).plan(*args)
+    assert plan.padding
+    assert bound is not None
+    assert plan.bound == PlanBound(bound.seconds, plan.searches[0].cost.seconds, ("padding",))
+    assert plan.bound.nearness.endswith("less time")
 
 
 def test_unknown_dim_is_refused() -> None:

@@ -106,8 +106,14 @@ def test_searches_without_a_bound() -> None:
     assert plan_of((4, 2), schedule=[]).bound is None
 
 
-def test_gap_beyond_the_space_counts_as_optimal() -> None:
-    assert PlanBound(1.0, 0.9).optimal
+def test_plans_outside_of_the_space_may_take_less_time() -> None:
+    bound = PlanBound(1.0, 0.9, ("sub-axes", "padding"))
+    assert bound.optimal
+    assert bound.nearness == "10.0 % less time"
+    text = "than every plan of this space (all tilings and loops with equal layers alike, without"
+    assert f"{text} sub-axes, padding, rings, kept copies, pipelines and recomputation" in str(bound)
+    assert PlanBound.from_json(json.loads(json.dumps(bound.to_json()))) == bound
+    assert PlanBound.from_json({"seconds": 1.0, "found": 2.0}) == PlanBound(1.0, 2.0)
     assert not PlanBound(1.0, 1.0 + 1e-4).optimal
     assert PlanBound(1.0, 1.0001).nearness == "within 0.01 %"
 

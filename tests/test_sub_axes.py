@@ -96,7 +96,11 @@ def test_exact_steps_along_whole_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not exact_moves(game, known).moves
     found = answers_unsplit(planner, game, planner.names, (), (), 1000)
     assert found.moves
-    assert not found.settled
+    assert found.without == ("sub-axes",)
+    assert not found.proven
+    least = min(played_score(game, move).objective for move in found.moves)
+    assert found.bound is not None
+    assert found.settled == (least <= 1.03 * found.bound)
     tiled = 0
     for move in found.moves:
         assert len(list(play(game, [move]))) == 1
@@ -109,6 +113,8 @@ def test_exact_steps_along_whole_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = [played_score(game, move) for move in found.moves]
     plan = planner.run([ps.AutomaticPartition()], episodes=900)
     assert plan.cost.seconds <= min(score.objective for score in scores) * (1.0 + 1e-9)
+    (report,) = plan.reports
+    assert (report.bound, report.bound_without) == (found.bound, ("sub-axes",))
 
 
 def played_score(game: PlanningGame, move: Move) -> Score:

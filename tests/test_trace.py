@@ -40,7 +40,7 @@ class Step:
         )
 
 
-def test_the_trace_is_let_go_of() -> None:
+def test_the_trace_is_let_go_of(young_heap: None) -> None:
     step = Step()
     jaxpr = step.jitted.trace(*step.args).jaxpr
     kept = weakref.ref(getattr(jaxpr, "jaxpr", jaxpr))

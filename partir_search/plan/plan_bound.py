@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from partir_search.plan.json_entries import typed_entry
@@ -62,16 +62,16 @@ class PlanBound:
 
     @property
     def nearness(self) -> str:
-        """The gap in percent, rounded up, as in "within 2.8 %"; "optimal" without a gap; "2.8 % less
-        time" for a plan outside of the space.
+        """The gap in percent: "within 2.8 %", rounded up; "optimal" without a gap; "2.8 % less time",
+        rounded down, for a plan outside of the space.
         """
         if self.gap < 0.0:
-            return f"{_percent(-self.gap, math.floor)} less time"
+            return f"{_percent(-self.gap)} less time"
         if self.optimal:
             return "optimal"
         if math.isinf(self.gap):
             return "within any factor"
-        return f"within {_percent(self.gap, math.ceil)}"
+        return f"within {_percent(self.gap, up=True)}"
 
     @property
     def reference(self) -> str:
@@ -99,7 +99,9 @@ class PlanBound:
         return cls(seconds, found, tuple(map(str, without)))
 
 
-def _percent(share: float, rounded: Callable[[float], int]) -> str:
+def _percent(share: float, *, up: bool = False) -> str:
+    """A share in percent, rounded up or down."""
     digits = 1 if share > 1e-2 else 2
-    steps = rounded(share * 100.0 * 10**digits - 1e-6)
-    return f"{steps / 10**digits:.{digits}f} %"
+    steps = share * 100.0 * 10**digits
+    rounded = math.ceil(steps - 1e-6) if up else math.floor(steps + 1e-6)
+    return f"{rounded / 10**digits:.{digits}f} %"

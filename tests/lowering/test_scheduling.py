@@ -124,7 +124,9 @@ def test_programs_are_emitted_as_scheduled() -> None:
     assert record.ops_before == planned().program.size
 
 
-@pytest.mark.parametrize("name", ["transformer-tiny", "moe-tiny"])
+@pytest.mark.parametrize(
+    "name", ["transformer-tiny", pytest.param("moe-tiny", marks=pytest.mark.long)]
+)
 def test_simulator_reads_the_scheduled_program(name: str) -> None:
     """Order and layouts cost nothing: traits of a compiler stand for them."""
     entry = MODELS[name]

@@ -56,7 +56,14 @@ REPORT_SCHEMA: dict[str, Any] = {
         summary=_map(TEXT, "answers by question"),
         cost=_record(**_COST, sent_bytes=NUMBER),
         limits=_map(NUMBER, "seconds by limit: matrix units, memory traffic, links; most first"),
-        bound=_or_null(_record("no plan of the space takes fewer", seconds=NUMBER, gap=NUMBER)),
+        bound=_or_null(
+            _record(
+                "no plan of the space takes fewer",
+                seconds=NUMBER,
+                gap=NUMBER,
+                without=_list(TEXT, "decisions that no plan of the space has, of some plans"),
+            )
+        ),
         proven={"description": "every choice was enumerated", **TRUTH},
         confirmed=_or_null(
             _record(
