@@ -25,6 +25,7 @@ from partir_search.passes.remat import Range, find_segments, rematerialize
 from partir_search.plan.evaluation import Evaluated
 from partir_search.plan.planned import Planned
 from partir_search.plan.report.summary import summary
+from partir_search.planning.form_tiles import with_tiles_of
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.memory_fit import (
     PROBES,
@@ -132,10 +133,17 @@ def test_fewer_segments_by_decisions_that_hold() -> None:
     alone, all_segments = fitted()
     assert alone.cost == full.cost
     assert all_segments == tuple(segments)
-    found, some = fitted(lambda rewritten: known)
-    assert 0 < len(some) < len(segments)
-    assert found.cost.peak_bytes <= limit
-    assert found.cost.seconds < full.cost.seconds
+
+    def correct(
+        form: Module, actions: Sequence[Action], other: Planned, played: Planned
+    ) -> Planned | None:
+        return with_tiles_of(Planner(form, MESH, CPU), other, played, actions, lambda cost: 0.0)
+
+    for least, *more in ((1, lambda rewritten: known), (0, None, correct)):
+        found, some = fitted(*more)  # corrected, the plan fits without any segment
+        assert least <= len(some) < len(segments)
+        assert found.cost.peak_bytes <= limit
+        assert found.cost.seconds < full.cost.seconds
 
 
 def test_decisions_that_do_not_hold_say_nothing_of_the_worth_of_memory() -> None:

@@ -110,8 +110,8 @@ def test_plans_outside_of_the_space_may_take_less_time() -> None:
     bound = PlanBound(1.0, 0.9, ("sub-axes", "padding"))
     assert bound.optimal
     assert bound.nearness == "10.0 % less time"
-    text = "than every plan of this space (all tilings and loops with equal layers alike, without"
-    assert f"{text} sub-axes, padding, rings, kept copies, pipelines and recomputation" in str(bound)
+    assert "than every plan of this space (all tilings and loops" in str(bound)
+    assert "without sub-axes, padding, rings, kept copies, pipelines and" in str(bound)
     assert PlanBound.from_json(json.loads(json.dumps(bound.to_json()))) == bound
     assert PlanBound.from_json({"seconds": 1.0, "found": 2.0}) == PlanBound(1.0, 2.0)
     assert not PlanBound(1.0, 1.0 + 1e-4).optimal

@@ -8,6 +8,7 @@ import itertools
 import json
 import pathlib
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from partir_search.ir.verify import verify
 from partir_search.passes.fold.fold import fold
 from partir_search.passes.remat import find_segments, forward_length, namesake, rematerialize
 from partir_search.plan.rewrites import Rewrites
+from partir_search.planning import stage_planner
 from partir_search.planning.planner import Planner
 from partir_search.planning.tactics import ManualPartition
 from partir_search.planning.trace import split_call, trace_call
@@ -167,13 +169,16 @@ def planned(machine: ps.Machine, **options: Any) -> ps.Plan:
     return wrapped(STEP).plan(*example_args(LARGE, optimizer(), 32))
 
 
-def test_search_computes_again_what_does_not_fit() -> None:
+def test_search_computes_again_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = planned(V5E)
     assert roomy.remat == ()
     assert roomy.fits
     limit = int(0.6 * planned(V5E, remat=False, goals=[ps.Fit(1.0), ps.Fastest()]).cost.peak_bytes)
     tight = dataclasses.replace(V5E, hbm_bytes=limit)
+    forms = mock.Mock(side_effect=stage_planner.with_tiles_of)
+    monkeypatch.setattr(stage_planner, "with_tiles_of", forms)
     plan = planned(tight)
+    assert forms.called
     assert plan.remat
     assert plan.fits
     assert plan.cost.seconds > roomy.cost.seconds

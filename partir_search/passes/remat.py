@@ -109,7 +109,8 @@ def namesake(name: str, known: Container[str]) -> str:
       known: names of values in the program. Without a match, `name` is returned.
     """
     first = _SUFFIX.sub("", name)
-    return next((n for n in (name, first, first + MOVED) if n in known), name)
+    alike = name, first, first + MOVED, first + AGAIN
+    return next((n for n in alike if n in known), name)
 
 
 def rematerialize(module: Module, segments: Sequence[Range]) -> Module:

@@ -62,8 +62,8 @@ class PlanBound:
 
     @property
     def nearness(self) -> str:
-        """The gap in percent: "within 2.8 %", rounded up; "optimal" without a gap; "2.8 % less time",
-        rounded down, for a plan outside of the space.
+        """The gap in percent: "within 2.8 %", rounded up; "optimal" without a gap; "2.8 % less
+        time", rounded down, for a plan outside of the space.
         """
         if self.gap < 0.0:
             return f"{_percent(-self.gap)} less time"
@@ -94,7 +94,9 @@ class PlanBound:
         Raises:
           KeyError or ValueError: `data` was not written by `to_json`.
         """
-        seconds, found = (typed_entry(data, name, float, "seconds") for name in ("seconds", "found"))
+        seconds, found = (
+            typed_entry(data, name, float, "seconds") for name in ("seconds", "found")
+        )
         without = typed_entry(data, "without", list, "names") if "without" in data else ()
         return cls(seconds, found, tuple(map(str, without)))
 

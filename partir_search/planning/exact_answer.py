@@ -261,9 +261,7 @@ def _proven(bound: Bound, found: dict[bytes, Named], above: float = PROVEN) -> b
     return any(not f.score.excess and f.score.objective <= least for f, _ in found.values())
 
 
-def _fitted(
-    steps: FittedSteps, found: Sequence[Named], bound: float | None = None
-) -> list[Named]:
+def _fitted(steps: FittedSteps, found: Sequence[Named], bound: float | None = None) -> list[Named]:
     """Assignments, and those fitted into the limits, best first.
 
     Args:

@@ -237,9 +237,9 @@ class ExactSteps:
         if not self.minimises_seconds(labels):
             return None
         done = known is not None and known.finished and known.raised >= raises
-        if known is not None and done:
-            if large or known.upper <= seconds * (1.0 + LEAST_GAIN):
-                return known
+        final = large or (known is not None and known.upper <= seconds * (1.0 + LEAST_GAIN))
+        if known is not None and done and final:
+            return known
         with self._assigned(labels) as partition:
             return bound_below(
                 tables,

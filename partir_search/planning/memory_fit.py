@@ -34,6 +34,9 @@ Search = Callable[[Module, Sequence[Action], Sequence[Goal[Cost]]], Planned]
 """Function (module, hints, goals) from a program, further starting actions and goals to a plan."""
 
 
+Correct = Callable[[Module, Sequence[Action], Planned, Planned], Planned | None]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FormPlanner:
     """Functions that plan rewritten forms of a program.
@@ -44,12 +47,22 @@ class FormPlanner:
       objective: the quantity minimised by the goals.
       known: function from a form to the plan of the best known strategy, with decisions for any
         segments; None without. Exact steps also decide on recomputed values, by name.
+      correct: function (module, actions, plan of another form, plan by the actions) to a better
+        plan with the tiles of the other form, or None; None without.
     """
 
     plan: Search
     replay: Replay
     objective: Callable[[Cost], float]
     known: Callable[[Module], Planned] | None = None
+    correct: Correct | None = None
+
+    def like(self, module: Module, other: Planned) -> tuple[Planned, bool]:
+        """The plan of a form with the decisions of a plan of another, and True if all hold."""
+        actions = renamed_for(module, other.actions)
+        played, holds = self.replay(module, actions)
+        better = self.correct(module, actions, other, played) if self.correct else None
+        return (better, True) if better else (played, holds)
 
     def played(self, module: Module, actions: Sequence[Action]) -> tuple[Planned, bool]:
         """Applies actions to a form with different segments recomputed than the actions' own."""
@@ -118,9 +131,9 @@ def fit_by_remat(
         """Decisions of a plan that fits, with the fewest segments, and the peak without any."""
 
         def with_some(some: Sequence[Range]) -> Planned:
-            return played(rematerialize(module, some) if some else module, start.actions)[0]
+            return forms.like(rematerialize(module, some) if some else module, start)[0]
 
-        without, holds = played(module, start.actions)
+        without, holds = forms.like(module, start)
         peak = without.cost.peak_bytes
         if not holds:
             return start, tuple(segments), None  # decisions on recomputed values do not hold

@@ -194,7 +194,7 @@ class Planner:
     ) -> Planned:
         """Planned program of a state reached by `actions`."""
         with self._clock.timed("unfold"):
-            program, cost = self._costed(state)
+            program, cost = self.costed(state)
         ops = len(self.module.ops)
         text = functools.partial(print_partition, program.partition, full=True)
         self._clock.record("unfold", ops, ops, text, "finalists")
@@ -208,9 +208,9 @@ class Planner:
         )
 
     def _scored(self, state: State) -> Score:
-        return scorer(self.goals)(self._costed(state)[1])
+        return scorer(self.goals)(self.costed(state)[1])
 
-    def _costed(self, state: State) -> tuple[LocalProgram, Cost]:
+    def costed(self, state: State) -> tuple[LocalProgram, Cost]:
         """Device-local program and cost of a state.
 
         The latest results are cached, as the choice of a search is evaluated again in `finish`.
@@ -367,7 +367,7 @@ class Planner:
 
         def assigned(path: tuple[Move, ...]) -> Cost:
             with models.lifter.assigned(game, path, state):
-                return self._costed(state)[1]
+                return self.costed(state)[1]
 
         if self.streams or not models.lifter.covers:
             trusts = not self.streams
@@ -393,7 +393,7 @@ class Planner:
         actions, modes = models.lifter.lift(game, path, state), list[Action]()
         if self.streams:
             modes = choose_modes(state, self.graph.rules, self._scored)
-        cost = self._costed(state)[1]
+        cost = self.costed(state)[1]
         state.restore(start)
         state.modes = before
         return actions, modes, cost

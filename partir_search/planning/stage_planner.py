@@ -17,6 +17,7 @@ from partir_search.plan.planned import Planned
 from partir_search.plan.report.progress import search_progress
 from partir_search.plan.spec import PlanSpec
 from partir_search.planning.faster_scans import beside_plain, recompute_residuals
+from partir_search.planning.form_tiles import with_tiles_of
 from partir_search.planning.interruption import FarBehind
 from partir_search.planning.known_strategies import known_plan
 from partir_search.planning.memory_fit import FormPlanner, fit_by_remat, renamed_for
@@ -253,8 +254,14 @@ class StagePlanner:
         def objective(cost: Cost) -> float:
             return score(cost).objective
 
+        def correct(
+            module: Module, actions: Sequence[Action], other: Planned, played: Planned
+        ) -> Planned | None:
+            return with_tiles_of(self.planner(module), other, played, actions, objective)
+
         known = self._known if self._options.searches_all else None
-        forms, remat = FormPlanner(search, self._replayed, objective, known), tuple[Range, ...]()
+        forms = FormPlanner(search, self._replayed, objective, known, correct)
+        remat: tuple[Range, ...] = ()
         if planned.cost.peak_bytes > limit:
             program = stage.module, form.module, form.segments
             planned, remat = fit_by_remat(*program, planned, limit, forms)
