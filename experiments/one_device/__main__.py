@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -41,7 +42,7 @@ from rich.table import Table
 
 import partir_search as ps
 from experiments import planning_flags
-from experiments.one_device.cases import CASES, program
+from experiments.one_device.cases import CASES, FORMS, Form, program
 from experiments.one_device.kernels import Event, Kernel, events_of, kernels_of
 from experiments.one_device.kernels import table as rates
 
@@ -77,9 +78,15 @@ def prepared(name: str, mesh: Any) -> Ready:
     begin = time.perf_counter()
     function, new_args = program(name)
     args = jax.eval_shape(new_args)
-    step = ps.auto_partition(
-        mesh, machine=FLAGS.machine, progress=False, donate_argnums=0, on_overflow="warn"
-    )(function)
+    form = FORMS.get(name, Form("", 0, {}))
+    usual = {
+        **{"mesh": mesh, "machine": FLAGS.machine, "progress": False, "donate_argnums": 0},
+        **{"on_overflow": "warn", **form.options},
+    }
+    if form.share:
+        stored = ps.auto_partition(**{**usual, "remat": False})(function).plan(*args)
+        usual["goals"] = [ps.Fit(form.share * stored.cost.peak_bytes), ps.Fastest()]
+    step = ps.auto_partition(**usual)(function)
     plan = step.plan(*args)
     predicted = {"known figures": plan.cost}
     if FLAGS.profile:
@@ -131,6 +138,7 @@ def row_of(ready: Ready, spent: Mapping[str, float]) -> dict[str, Any]:
         "measured_ms": {name: round(s * 1e3, 3) for name, s in spent.items()},
         "predicted_ms": {n: round(c.seconds * 1e3, 3) for n, c in ready.predicted.items()},
         "predicted_peak": int(ready.plan.cost.peak_bytes),
+        "recomputed": len(ready.plan.remat),
         "compiled_peak": int(
             memory.argument_size_in_bytes
             + memory.output_size_in_bytes
@@ -164,12 +172,17 @@ def table(rows: list[dict[str, Any]]) -> Table:
     return found
 
 
-def keep(folder: pathlib.Path, ready: Ready) -> None:
-    """Writes the kernels' seconds and the HLO text of a case."""
+def traced(ready: Ready) -> list[Event]:
+    """Kernels of a step of the partitioned program."""
     state, *rest = ready.make()
     run = ready.programs["partitioned"]
     state, _ = jax.block_until_ready(run(state, *rest))
-    events = events_of(lambda: run(state, *rest))
+    return events_of(lambda: run(state, *rest))
+
+
+def keep(folder: pathlib.Path, ready: Ready, events: list[Event]) -> None:
+    """Writes the kernels' seconds and the HLO text of a case."""
+    run = ready.programs["partitioned"]
     folder.mkdir(parents=True, exist_ok=True)
     with gzip.open(folder / f"{ready.name}.kernels.json.gz", "wt") as file:
         json.dump([dataclasses.astuple(each) for each in events], file)
@@ -192,9 +205,11 @@ def run_case(name: str) -> None:
     print("compiled", flush=True)
     if not sys.stdin.readline():  # the process that started this one has ended
         return
-    print(json.dumps(row_of(ready, timed(ready))), flush=True)
+    row = row_of(ready, timed(ready))
+    events = traced(ready) if FLAGS.kernels else []
+    print(json.dumps(row), flush=True)  # the next case runs from here on
     if FLAGS.kernels:
-        keep(pathlib.Path(FLAGS.kernels), ready)
+        keep(pathlib.Path(FLAGS.kernels), ready, events)
 
 
 def compiled(name: str, started: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
@@ -239,15 +254,21 @@ def main(argv: list[str]) -> None:
             process.wait()
     print(f"compiled after {time.perf_counter() - begin:.0f} s", flush=True)
     for name, process in ready.items():  # nothing else runs while a program is timed
-        text, _ = process.communicate("go\n")
-        if process.returncode or not text.strip():
+        assert process.stdin and process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write("go\n")
+            process.stdin.close()
+        text = process.stdout.readline()
+        if not text.startswith("{"):
             print(f"{name}: failed", flush=True)
             continue
-        rows.append(json.loads(text.splitlines()[-1]))
+        rows.append(json.loads(text))
         print(json.dumps(rows[-1]), flush=True)
         if FLAGS.out:
             with open(FLAGS.out, "a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
+    for process in ready.values():  # writing kernels
+        process.wait()
     if rows:
         width = min(120, os.get_terminal_size().columns) if sys.stdout.isatty() else 120
         console = Console(width=width)

@@ -1,9 +1,10 @@
-"""Cases: models of the catalog with few layers at their own widths, and programs of
-`experiments.held_out` as they are.
+"""Cases: models of the catalog with few layers at their own widths, forms of a transformer, and
+programs of `experiments.held_out` as they are.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -31,6 +32,45 @@ CASES: Mapping[str, tuple[str, int, dict[str, Any]]] = {
     "graph": ("graph-net", 2, {"steps": 2}),
     "dlrm": ("dlrm-criteo", 8192, {"rows": 400_000}),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A form of a model that the planner writes, or that the model has.
+
+    Attributes:
+      model / batch / sizes: entry of the catalog, examples, and fields of its config.
+      options: of `auto_partition`.
+      share: limit of memory, as a share of the peak without recomputation; 0 for none.
+    """
+
+    model: str
+    batch: int
+    sizes: Mapping[str, Any]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    share: float = 0.0
+
+
+def _forms(name: str, model: str, batch: int, **sizes: Any) -> dict[str, Form]:
+    """Forms of a model with recomputation: none, chosen by the planner, and of all layers."""
+    found = {"stored": Form(model, batch, sizes, {"remat": False})}
+    found["auto"] = Form(model, batch, sizes)
+    for share in (0.7, 0.45):
+        found[f"{100 * share:.0f}%"] = Form(model, batch, sizes, share=share)
+    found["checkpoint"] = Form(model, batch, {**sizes, "remat": True}, {"remat": False})
+    return {f"{name}-{form}": each for form, each in found.items()}
+
+
+_WIDE = {"layers": 6, "dtype": jnp.bfloat16}
+_SMALL = {"layers": 2, "d_model": 32, "heads": 2, "d_ff": 64, "vocab": 128, "seq": 32}
+FORMS: Mapping[str, Form] = {
+    **_forms("scan", "transformer-1b", 8, scan=True, **_WIDE),
+    **_forms("unrolled", "transformer-1b", 8, **_WIDE),
+    "unrolled-rolled": Form("transformer-1b", 8, _WIDE, {"scan_layers": True}),
+    **_forms("tiny-scan", "transformer-tiny", 8, scan=True, **_SMALL),
+}
+"""Forms of a transformer by name: its layers in a scan or one after the other."""
+
 TINY: Mapping[str, tuple[str, int, dict[str, Any]]] = {
     "tiny": ("transformer-tiny", 8, {}),
     "tiny-lstm": ("lstm-tiny", 8, {}),
@@ -42,7 +82,10 @@ def program(name: str) -> tuple[Any, Callable[[], Any]]:
     if name in PROGRAMS:
         step, init, batch = importlib.import_module(f"experiments.held_out.{name}").make()
         return step, lambda: (init(), *map(_filled, batch))
-    model, batch, sizes = {**CASES, **TINY}[name]
+    if name in FORMS:
+        model, batch, sizes = FORMS[name].model, FORMS[name].batch, dict(FORMS[name].sizes)
+    else:
+        model, batch, sizes = {**CASES, **TINY}[name]
     entry = MODELS[model].resized(**sizes)
     return entry.step, lambda: entry.args(batch)
 

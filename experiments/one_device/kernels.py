@@ -41,11 +41,13 @@ class Event:
 
     Attributes:
       start / seconds: by the device's clock.
+      op: name of the HLO instruction, if the profiler knows the name.
     """
 
     name: str
     start: float
     seconds: float
+    op: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,9 +78,17 @@ def events_of(run: Callable[[], Any]) -> list[Event]:
         for line in plane.lines if plane.name.startswith("/device") else ():
             if line.name.startswith("Stream"):
                 with warnings.catch_warnings(action="ignore"):
-                    rows = [(e.name, e.start_ns * 1e-9, e.duration_ns * 1e-9) for e in line.events]
+                    rows = [
+                        (e.name, e.start_ns * 1e-9, e.duration_ns * 1e-9, _hlo_op(e))
+                        for e in line.events
+                    ]
                 found += [Event(*row) for row in rows]
     return sorted(found, key=lambda event: event.start)
+
+
+def _hlo_op(event: Any) -> str:
+    """Name of an event's HLO instruction; empty if the profiler does not say."""
+    return next((str(value) for name, value in event.stats if name == "hlo_op"), "")
 
 
 def kernels_of(text: str, events: Sequence[Event]) -> Iterator[Kernel]:
