@@ -79,10 +79,8 @@ def prepared(name: str, mesh: Any) -> Ready:
     function, new_args = program(name)
     args = jax.eval_shape(new_args)
     form = FORMS.get(name, Form("", 0, {}))
-    usual = {
-        **{"mesh": mesh, "machine": FLAGS.machine, "progress": False, "donate_argnums": 0},
-        **{"on_overflow": "warn", **form.options},
-    }
+    usual: dict[str, Any] = {"mesh": mesh, "machine": FLAGS.machine, "progress": False}
+    usual |= {"donate_argnums": 0, "on_overflow": "warn", **form.options}
     if form.share:
         stored = ps.auto_partition(**{**usual, "remat": False})(function).plan(*args)
         usual["goals"] = [ps.Fit(form.share * stored.cost.peak_bytes), ps.Fastest()]
@@ -254,7 +252,8 @@ def main(argv: list[str]) -> None:
             process.wait()
     print(f"compiled after {time.perf_counter() - begin:.0f} s", flush=True)
     for name, process in ready.items():  # nothing else runs while a program is timed
-        assert process.stdin and process.stdout
+        assert process.stdin
+        assert process.stdout
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write("go\n")
             process.stdin.close()

@@ -126,6 +126,12 @@ class OpRule:
       tolerates_padding: longer factors leave results unchanged within the extents of the program.
       features: factors of the input's and the result's features of a convolution without groups; ()
         otherwise.
+      window_elements: elements of a convolution's window with the holes between, and without;
+        (1, 1) for the gradient of a window, and where the ends of the image are padded alike.
+      image_holes: elements of a convolution's image with the holes between, per element without.
+      unsplit_pixels: pixels of the gradient of a window that strides, or of an image with holes; 0
+        otherwise.
+      grouped_window: a convolution with groups of features or of the batch.
       explicit_padding: elements of the first operand with its padding, over those without, for a
         convolution whose padding differs between the ends of a dim or lies between elements; 1.0
         otherwise.
@@ -168,6 +174,10 @@ class OpRule:
     fixed_by_user: bool = False
     tolerates_padding: bool = True
     features: tuple[int, ...] = ()
+    window_elements: tuple[int, int] = (1, 1)
+    image_holes: int = 1
+    unsplit_pixels: int = 0
+    grouped_window: bool = False
     explicit_padding: float = 1.0
     transform: tuple[int, ...] = ()
     accepts_haloed_tile: bool = False

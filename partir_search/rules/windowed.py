@@ -112,6 +112,10 @@ def convolution(op: Op) -> OpRule:
         tolerates_padding=p["feature_group_count"] == p["batch_group_count"] == 1,
         resizing=convolutions(op),
         features=_features(op),
+        window_elements=_window_elements(op),
+        image_holes=math.prod(p["lhs_dilation"]),
+        unsplit_pixels=_unsplit_pixels(op),
+        grouped_window=p["feature_group_count"] > 1 or p["batch_group_count"] > 1,
         explicit_padding=_explicit_padding(op),
         accepts_haloed_tile=op.results[0].type.itemsize >= WIDE,
         flops_per_point=2.0 * work,
@@ -126,14 +130,47 @@ def _features(op: Op) -> tuple[int, ...]:
     In the gradient of a kernel, whose window is larger than its result, the batch stands in the
     place of the input's features.
     """
-    p, dn = op.params, op.params["dimension_numbers"]
+    p = op.params
     if p["feature_group_count"] > 1 or p["batch_group_count"] > 1:
         return ()
-    window, out = shape_of(op, 1), op.results[0].type.shape
-    pixels = math.prod(out[d] for d in dn.out_spec[2:])
-    is_gradient = math.prod(window[d] for d in dn.rhs_spec[2:]) > pixels
     batch, channels, features = range(3)
-    return (batch if is_gradient else features), channels
+    return (batch if _is_window_gradient(op) else features), channels
+
+
+def _pixels(op: Op) -> int:
+    """Elements of a convolution's result per example and feature."""
+    out = op.results[0].type.shape
+    return math.prod(out[d] for d in op.params["dimension_numbers"].out_spec[2:])
+
+
+def _is_window_gradient(op: Op) -> bool:
+    """True for a convolution whose window is larger than its result."""
+    window, dn = shape_of(op, 1), op.params["dimension_numbers"]
+    elements: int = math.prod(window[d] for d in dn.rhs_spec[2:])
+    return elements > _pixels(op)
+
+
+def _window_elements(op: Op) -> tuple[int, int]:
+    """Elements of a window with its holes, and without; (1, 1) for the gradient of a window.
+
+    So it is for an image without holes whose ends are padded alike.
+    """
+    if _is_window_gradient(op) or _explicit_padding(op) == 1.0:
+        return 1, 1
+    p, window = op.params, shape_of(op, 1)
+    sides = [window[d] for d in p["dimension_numbers"].rhs_spec[2:]]
+    filled = [(n - 1) * spread + 1 for n, spread in zip(sides, p["rhs_dilation"], strict=True)]
+    return max(math.prod(filled), 1), max(math.prod(sides), 1)
+
+
+def _unsplit_pixels(op: Op) -> int:
+    """Pixels of the gradient of a window that strides, or of an image with holes; 0 otherwise.
+
+    A window with holes strides in its gradient.
+    """
+    p = op.params
+    plain = {*p["window_strides"], *p["lhs_dilation"]} == {1}
+    return 0 if plain or not _is_window_gradient(op) else _pixels(op)
 
 
 def _explicit_padding(op: Op) -> float:

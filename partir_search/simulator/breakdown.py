@@ -194,8 +194,7 @@ class _KernelTraits:
             yield "selection_bytes"
         if rule.contracts and traits.misaligned_product_rate < 1:
             yield "misaligned_product_rate"
-        if rule.features and traits.half_rate_features:
-            yield "half_rate_features"
+        yield from _of_convolution(op, rule, traits)
         if is_reduction(rule) and leader == k and exceeds_accumulator(op, rule, traits):
             yield "max_reduction_accumulator_bytes"
         if is_tuple_reduction(op, rule):
@@ -231,3 +230,16 @@ class _KernelTraits:
             yield "max_fused_inputs"
         elif len(self._uses.users[result]) > 1:
             yield "materialize_ratio"
+
+
+def _of_convolution(op: Op, rule: OpRule, traits: XlaTraits) -> Iterator[str]:
+    """Names of traits of the rate of a convolution."""
+    if rule.features and traits.half_rate_features:
+        yield "half_rate_features"
+    holes = 1 if op.backward else rule.image_holes
+    if traits.fills_dilated_windows and (holes > 1 or len(set(rule.window_elements)) > 1):
+        yield "fills_dilated_windows"
+    if rule.unsplit_pixels and traits.full_rate_results:
+        yield "full_rate_results"
+    if rule.grouped_window and traits.grouped_convolution_bytes:
+        yield from ("grouped_convolution_bytes", "grouped_product_bytes")

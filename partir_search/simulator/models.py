@@ -31,6 +31,7 @@ from partir_search.simulator.program_analysis import ProgramAnalysis
 from partir_search.simulator.program_facts import ProgramFacts, program_facts
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.alignment import alignment
+from partir_search.simulator.time.convolutions import convolution_rates
 from partir_search.simulator.time.corrections import Corrections, corrections
 from partir_search.simulator.time.fusion import Fusions, fuse
 from partir_search.simulator.time.fusion_splits import FusionSplits, find_splits
@@ -42,7 +43,6 @@ from partir_search.simulator.time.kernels import (
 )
 from partir_search.simulator.time.layout_copies import LayoutCopies, layout_copies
 from partir_search.simulator.time.local_rates import LocalRates
-from partir_search.simulator.time.narrow_features import narrow_features
 from partir_search.simulator.time.overlap import deferred_runs, hides_gathers
 from partir_search.simulator.time.vector_units import VectorWork, vector_work
 
@@ -58,8 +58,8 @@ class TimeModel:
       deferred_runs: [ops] runs per step of dots off the critical path (`time/overlap.py`).
       orders: by region, the order in which the original runs the ops.
       corrections: by the machine's profile; None without.
-      alignment / narrow: shares of the rates of products and of convolutions; None where all are 1
-        (`time/alignment.py`, `time/narrow_features.py`).
+      alignment / convolutions: shares of the rates of products and of convolutions; None where all
+        are 1 (`time/alignment.py`, `time/convolutions.py`).
     """
 
     kernels: Kernels
@@ -72,7 +72,7 @@ class TimeModel:
     orders: Mapping[Region, RunOrder]
     corrections: Corrections | None
     alignment: LocalRates | None
-    narrow: LocalRates | None
+    convolutions: LocalRates | None
 
     def __str__(self) -> str:
         rows = [
@@ -247,5 +247,5 @@ def _time_model(
         orders=orders,
         corrections=corrected,
         alignment=aligned,
-        narrow=narrow_features(facts.module, rules, kernels, machine.traits),
+        convolutions=convolution_rates(facts.module, rules, kernels, machine.traits),
     )

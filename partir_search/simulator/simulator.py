@@ -178,7 +178,7 @@ class CostModel:
             time.copies,
             time.corrections,
             time.alignment,
-            time.narrow,
+            time.convolutions,
         )
         arguments = float(memory.argument_counts @ found.nbytes)
         return DeviceLoad(partition, found, arguments, memory.live_bytes(found.nbytes))

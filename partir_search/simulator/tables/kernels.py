@@ -193,6 +193,7 @@ class _Builder:
         sums = [(Sum(), Sum(), Sum(), Sum()) for _ in range(n)]
         bandwidth = self._machine.attained_hbm_bytes_per_s
         leaders = kernels.leader.tolist()
+        starts = 1.0 + np.bincount(kernels.leader, kernels.copies, n)
         for k, leader in enumerate(leaders):
             dots, vectors, own, fused = sums[leader]
             runs, (scope, share) = float(kernels.times[k]), self._shares.op(int(kernels.op[k]))
@@ -213,7 +214,7 @@ class _Builder:
         for k, leader in enumerate(leaders):
             if k == leader:
                 runs = float(kernels.times[k])
-                start = runs * self._machine.kernel_seconds
+                start = runs * self._machine.kernel_seconds * float(starts[k])
                 split = self._split(k, splits[k], runs) if k in splits else None
                 batched, op, ratio = bool(work.batched[k]), int(kernels.op[k]), self._ratio(k)
                 yield KernelTables(op, runs, *sums[k], start, batched, split, ratio)
@@ -226,13 +227,13 @@ class _Builder:
         corrections, time = self._time.corrections, self._time
         products = corrections.products if corrections else None
         sizes = self._shares.variables.mesh.sizes
-        if not any(x and k in x.place for x in (products, time.narrow, time.alignment)):
+        if not any(x and k in x.place for x in (products, time.convolutions, time.alignment)):
             return rate
         _, loops = self._shares.loops(int(time.kernels.op[k]))
         if products and k in products.place:
             rate = products.rates_at(k, loops, sizes)
-        elif time.narrow and k in time.narrow.place:
-            rate = rate * time.narrow.share_at(k, loops, sizes)
+        elif time.convolutions and k in time.convolutions.place:
+            rate = rate * time.convolutions.share_at(k, loops, sizes)
         if time.alignment and k in time.alignment.place:
             rate = rate * time.alignment.share_at(k, loops, sizes)
         return rate

@@ -62,6 +62,13 @@ _GPU = XlaTraits(
     misaligned_product_rate=0.4,
     selection_bytes=199.0,
     half_rate_features=96,
+    fills_dilated_windows=True,
+    copies_scan_rows=True,
+    sinks_loop_constants=True,
+    transforms_in_passes=True,
+    full_rate_results=2_900_000,
+    grouped_convolution_bytes=75.0,
+    grouped_product_bytes=4.8,
     atomic_update_bytes={"bfloat16": 28.0, "float16": 28.0, "float32": 15.0},
 )
 _CPU = XlaTraits(reduce_scatter_tiles_first=True)

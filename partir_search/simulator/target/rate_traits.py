@@ -55,3 +55,62 @@ class RateTraits(SoftmaxTraits):
         " measured seconds of three programs with convolutions on an H200, on which the figure was"
         " not found, are 0.57 to 0.86 without, 0.81 to 1.03 with.",
     )
+    transforms_in_passes: bool = trait(
+        False,
+        "flag",
+        "Moves operand and result of a Fourier transform once per dim, and twice more for a real"
+        " result.",
+        "cuFFT on an H200 (docs/evidence/gpu.md): transforms of one dim move 2.7 to 4.1 TB/s, to"
+        " real numbers 1.1 in a copy, the transform and a product; of two dims 1.7 and 0.8.",
+    )
+    sinks_loop_constants: bool = trait(
+        False,
+        "flag",
+        "Computes broadcasts of literals inside of a loop that reads the value.",
+        "XLA sinks constants and their broadcasts into loops. Kernels of a scanned transformer on an"
+        " H200 (docs/evidence/gpu.md) read no masked scores: predicted over measured seconds of the"
+        " form that recomputes most are 1.26 without, 1.03 with, its peak 33 % too high and 0.",
+    )
+    copies_scan_rows: bool = trait(
+        False,
+        "flag",
+        "Fills the stacks of a scan with zeros, copies rows that products read, and rows that"
+        " products make or other kernels of the iteration read.",
+        "Kernels of a scanned transformer on an H200 (docs/evidence/gpu.md). Predicted over measured"
+        " seconds of programs on which the trait was not found: a differential equation 0.73 to"
+        " 0.95, a transducer 0.61 to 0.84, an LSTM 0.66 to 0.74.",
+    )
+    fills_dilated_windows: bool = trait(
+        False,
+        "flag",
+        "Multiplies the holes of a convolution's dilated window as zeros, if the ends of the image"
+        " are padded differently, and those of a dilated image of the forward pass.",
+        "XLA:GPU pads images for cuDNN, and with uneven padding windows too. Compiled for an H200,"
+        " windows of WaveNet of two elements 32 apart are windows of 33 (docs/evidence/gpu.md)."
+        " Predicted over measured seconds of a speech codec on an H100, on which the trait was not"
+        " found, are 0.69 without and 0.89 with.",
+    )
+    full_rate_results: int = trait(
+        0,
+        "elements",
+        "Results with which the gradient of a convolution's window that strides, or of an image"
+        " with holes, runs at the rate of a product; with n results n / full_rate_results.",
+        "XLA:GPU runs these gradients as forward convolutions, whose kernels do not split sums"
+        " (docs/evidence/gpu.md). On an H200 a sum over 16,384 pixels of 32 examples takes 4.1 ms"
+        " for 16,384 results, over 8,192 2.0 ms for 16,384 to 262,144 results.",
+    )
+    grouped_convolution_bytes: float = trait(
+        0.0,
+        "bytes",
+        "Traffic that takes as long as an element of the image or of the result, the more of both,"
+        " of a convolution with groups.",
+        "Depthwise convolutions on an H200 (docs/evidence/gpu.md): 1.31 ms for 16.8 million results"
+        " of 31 products each, 3.22 for 100.7 million of 3; gradients of their windows 1.05 and"
+        " 2.50.",
+    )
+    grouped_product_bytes: float = trait(
+        0.0,
+        "bytes",
+        "Traffic that takes as long as a product of a convolution with groups.",
+        "See `grouped_convolution_bytes`.",
+    )

@@ -23,6 +23,7 @@ from partir_search.simulator.memory.materialize import Materialized
 from partir_search.simulator.op_kinds import is_pointwise, is_reduction, is_tuple_reduction
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
+from partir_search.simulator.time.stack_rows import NO_ROWS, StackRows, rows_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -36,15 +37,18 @@ class Fusions:
         its result twice instead of the table, to count as many bytes read as written; a kernel that
         looks up rows itself has the rows instead of the table (`XlaTraits.fuses_lookups`); a row
         that only one kernel reads has nothing (`XlaTraits.fuses_row_reads`). The operand that a
-        softmax overwrites (`Dtypes.softmax_in_one_kernel`) is repeated. An update in place has the
+        softmax overwrites (`Dtypes.softmax_in_one_kernel`) is repeated. Rows of stacks that a loop
+        copies are repeated (`time/stack_rows.py`). An update in place has the
         update instead of the updated value.
       inner: by position of an op with regions, the fusions of each region.
+      copies: by position of a kernel, the number of copies of rows, if any.
     """
 
     region: Region
     leader: Mapping[int, int]
     touched: Mapping[int, tuple[int, ...]]
     inner: Mapping[int, tuple[Fusions, ...]]
+    copies: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         prims = [op.prim for op in self.region.ops]
@@ -62,11 +66,18 @@ class Fusions:
         return table("Fusions", ("position", "ops of one kernel", "touch (value ids)"), rows)
 
 
-def fuse(buffers: Buffers, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaTraits) -> Fusions:
+def fuse(
+    buffers: Buffers,
+    rules: Sequence[OpRule],
+    dtypes: Dtypes,
+    traits: XlaTraits,
+    rows: StackRows = NO_ROWS,
+) -> Fusions:
     """Fuses the kernels of a region and of all regions inside.
 
     Args:
       rules: per op id.
+      rows: of stacks that a loop of the region reads and writes.
     """
     region, stored = buffers.region, buffers.materialized
     leader, made, own = _leaders(stored, rules, dtypes, traits)
@@ -80,6 +91,7 @@ def fuse(buffers: Buffers, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaT
             if v in made and leader[made[v]] != leader[at]:
                 written_ids.add(v)
     touched: dict[int, tuple[int, ...]] = {}
+    copies: dict[int, int] = {}
     readers = collections.Counter(v for leaves in stored.reads.values() for v in leaves)
     passed = {v for at in stored.reads if region.ops[at].regions for v in stored.reads[at]}
     passed |= {x.id for x in region.results if isinstance(x, Value)}
@@ -106,13 +118,20 @@ def fuse(buffers: Buffers, rules: Sequence[OpRule], dtypes: Dtypes, traits: XlaT
             ends = op.operands[0], op.operands[rules[op.id].update_operand]
             whole, update = (x.id for x in ends if isinstance(x, Value))
             read, written = tuple(v for v in read if v != whole), written and (update,)
-        touched[at] = read + written
+        copied, copies[at] = rows.copied(at, stored, rules)
+        touched[at] = read + written + copied
     _write_rows_into_carries(region, rules, dtypes, leader, touched)
+
+    def of_loop(at: int, number: int, inside: Buffers) -> Fusions:
+        rule = rules[region.ops[at].id]
+        rows = rows_of(rule, number, inside.region) if traits.copies_scan_rows else NO_ROWS
+        return fuse(inside, rules, dtypes, traits, rows)
+
     inner = {
-        at: tuple(fuse(inside, rules, dtypes, traits) for inside in regions)
+        at: tuple(of_loop(at, number, inside) for number, inside in enumerate(regions))
         for at, regions in buffers.inner.items()
     }
-    return Fusions(region, leader, touched, inner)
+    return Fusions(region, leader, touched, inner, {k: n for k, n in copies.items() if n})
 
 
 def _write_rows_into_carries(

@@ -34,6 +34,7 @@ class Kernels:
       touched / offsets: ids of values read or written by kernel k:
         touched[offsets[k]:offsets[k + 1]].
       dtype: [K] dtype name of the first operand, which sets the matrix rate.
+      copies: [K] copies of rows of stacks, kernels of their own.
     """
 
     prims: Sequence[str]
@@ -44,6 +45,7 @@ class Kernels:
     touched: Ints
     offsets: Ints
     dtype: Sequence[str]
+    copies: Floats
 
     def __str__(self) -> str:
         columns = (self.op, self.times, self.flops, self.leader)
@@ -110,6 +112,7 @@ class _Builder:
         self.touched: list[int] = []
         self.offsets: list[int] = [0]
         self.dtype: list[str] = []
+        self.copies: list[float] = []
 
     def kernels(self) -> Kernels:
         """Kernels as arrays."""
@@ -122,10 +125,20 @@ class _Builder:
             touched=np.array(self.touched, dtype=np.int64),
             offsets=np.array(self.offsets, dtype=np.int64),
             dtype=self.dtype,
+            copies=np.array(self.copies),
         )
 
-    def add(self, op: Op, rule: OpRule, values: Sequence[int], leader: int, trips: float) -> None:
+    def add(
+        self,
+        op: Op,
+        rule: OpRule,
+        values: Sequence[int],
+        leader: int,
+        trips: float,
+        copies: int,
+    ) -> None:
         """Adds the kernel of an op that touches `values` and runs `trips` times."""
+        self.copies.append(copies)
         self.prims.append(op.prim)
         self.leader.append(leader)
         self.op.append(op.id)
@@ -150,7 +163,8 @@ class _Builder:
                 for inside, fused, n in regions:
                     self.visit(inside, fused, rules, trips * n)
             else:
-                self.add(op, rules[op.id], fusions.touched[at], place[fusions.leader[at]], trips)
+                first, copies = place[fusions.leader[at]], fusions.copies.get(at, 0)
+                self.add(op, rules[op.id], fusions.touched[at], first, trips, copies)
 
     def visit_folded(
         self,
@@ -186,4 +200,5 @@ class _Builder:
             else:
                 values = (folded.class_of[v] for v in fusions.touched[at])
                 leader = place.get(places.op_of[fusions.leader[at]], len(self.op))
-                self.add(op, rules[op.id], [v for v in values if v >= 0], leader, trips)
+                copies = fusions.copies.get(at, 0)
+                self.add(op, rules[op.id], [v for v in values if v >= 0], leader, trips, copies)

@@ -4,7 +4,7 @@ With D seconds of matrix units, V of vector units and M of traffic, a kernel tak
 `max(D, V + M)`, a batched dot `max(D, V) + M`, plus `Machine.kernel_seconds`.
 
 - D = flops / (peak * efficiency), less where operands are not aligned (`time/alignment.py`)
-  and in convolutions with few features (`time/narrow_features.py`).
+  and in convolutions (`time/convolutions.py`).
 - M = bytes of stored values read and written / (hbm_bytes_per_s * hbm_efficiency). Values up to
   `vmem_resident_fraction` of the memory on the chip move at `vmem_bytes_per_s`.
 - V: `time/vector_units.py`.
@@ -110,7 +110,7 @@ def roofline(
     copies: LayoutCopies,
     corrections: Corrections | None = None,
     alignment: LocalRates | None = None,
-    narrow: LocalRates | None = None,
+    convolutions: LocalRates | None = None,
 ) -> Roofline:
     """Computes the roofline of a module's K kernels under a partition.
 
@@ -121,7 +121,8 @@ def roofline(
       padding: of values that fill no tiles.
       copies: between layouts.
       corrections: by measured figures, if any.
-      alignment / narrow: shares of the rates of the module's products and convolutions, if not 1.
+      alignment / convolutions: shares of the rates of the module's products and convolutions, if
+        not 1.
     """
     k = kernels
     n, ops, sizes = len(k.op), len(partition.module.ops), partition.mesh.sizes
@@ -148,8 +149,8 @@ def roofline(
         hbm_equivalent = (k.sums(stored) + np.bincount(copies.kernel, 2.0 * turned, n)) * runs
     share = np.where(work.of_result < 0, share_of_op, of_value[work.of_result])
     own, vector_work = hbm_equivalent / bandwidth, work.nbytes * share * runs / bandwidth
-    if narrow:
-        rates = narrow.reduced(rates, partition)
+    if convolutions:
+        rates = convolutions.reduced(rates, partition)
     if corrections and corrections.products:  # measured ones have the features' effect
         rates = corrections.products.replaced(rates, partition)
     if alignment:
@@ -163,6 +164,7 @@ def roofline(
     )
     starts = runs * machine.kernel_seconds
     seconds = seconds + np.where(k.leader == np.arange(n), starts, 0.0)
+    seconds += np.bincount(k.leader, starts * k.copies, n)
     ratio = corrections.ratios(partition, n) if corrections else None
     if ratio is not None:
         seconds = seconds * ratio

@@ -1,7 +1,9 @@
 """Work of vector units, in equivalent bytes of a kernel's traffic.
 
 GPUs add indexed updates by atomic operations, each at the cost of `XlaTraits.atomic_update_bytes`,
-and search rows for their largest elements at `XlaTraits.selection_bytes` each.
+search rows for their largest elements at `XlaTraits.selection_bytes` each, compute convolutions
+with groups at `XlaTraits.grouped_convolution_bytes`, and Fourier transforms in passes over memory
+(`XlaTraits.transforms_in_passes`).
 On TPUs the model fits the cycle estimates of XLA:TPU, which are linear in the bytes below:
 
 - An elementwise kernel of wide elements (`Machine.vector_bytes` or more) takes as long as its
@@ -30,7 +32,7 @@ from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.simulator.arrays import Bools, Floats, Ints
-from partir_search.simulator.op_kinds import is_batched, is_reduction
+from partir_search.simulator.op_kinds import is_batched, is_reduction, op_flops
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.target.traits import XlaTraits
@@ -72,10 +74,16 @@ def vector_work(
     largest: dict[int, int] = {}
     wide = set[int]()  # dots stored in wide elements
     traits = machine.traits
-    by_threads = traits.atomic_update_bytes or traits.selection_bytes
+    by_threads = (
+        traits.atomic_update_bytes
+        or traits.selection_bytes
+        or traits.grouped_convolution_bytes
+        or traits.transforms_in_passes
+    )
     for at, op_id in enumerate(kernels.op.tolist() if by_threads else ()):
         op, rule = module.ops[op_id], rules[op_id]
         nbytes[at] = _atomic_bytes(op, rule, machine) + _selection_bytes(op, rule, machine)
+        nbytes[at] += _grouped_bytes(op, rule, traits) + _transform_bytes(op, rule, traits)
     for at, op_id in enumerate(kernels.op.tolist() if machine.vector_bytes else ()):
         op, rule, leader = module.ops[op_id], rules[op_id], int(kernels.leader[at])
         if rule.blockwise:
@@ -129,9 +137,28 @@ def _selection_bytes(op: Op, rule: OpRule, machine: Machine) -> float:
     return machine.traits.selection_bytes * searched if selects else 0.0
 
 
+def _grouped_bytes(op: Op, rule: OpRule, traits: XlaTraits) -> float:
+    """Equivalent bytes of a convolution with groups; 0 for other ops."""
+    if not rule.grouped_window:
+        return 0.0
+    arrays = [v.type.shape for v in (*op.operands, *op.results)]
+    products = op_flops(op, rule) / 2.0
+    elements = max(map(math.prod, arrays))
+    return traits.grouped_convolution_bytes * elements + traits.grouped_product_bytes * products
+
+
 def _by_vectors(rule: OpRule) -> bool:
     """True for a dot with one operand whose dims are all dims of the second operand."""
     if not rule.supports_ring or rule.blockwise or len(rule.operands) != 2:
         return False
     one, other = ({f for f in dims if f >= 0 and rule.sizes[f] > 1} for dims in rule.operands)
     return one <= other or other <= one
+
+
+def _transform_bytes(op: Op, rule: OpRule, traits: XlaTraits) -> float:
+    """Equivalent bytes of the passes of a Fourier transform beside the first; 0 for other ops."""
+    if not (rule.transform and traits.transforms_in_passes):
+        return 0.0
+    to_real = not np.issubdtype(op.results[0].type.dtype, np.complexfloating)
+    passes = len(rule.transform) + 2 * to_real
+    return float((passes - 1) * sum(v.type.nbytes for v in (*op.operands, *op.results)))
