@@ -2,7 +2,8 @@
 
 A scan whose iterations run again no longer stacks the residuals of all iterations; carries are
 stacked instead. The residuals of one iteration live again while the backward scan runs. Seconds of
-recomputed ops count, less the seconds of moving residuals stored for the sake of the stack alone.
+recomputed ops count, less the seconds of moving residuals stored for the sake of the stack alone,
+or of all residuals where rows of stacks are copies (`XlaTraits.copies_scan_rows`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class ScanEffects:
         remats = [r for r in map(self._remat, segments) if r is not None]
         self._ends = dict[int, list[Stay]]()  # by position of a scan, residuals of one iteration
         self._seconds = dict[int, dict[int, float]]()  # by position of a scan, and of an inner op
-        self._stacked_alone = set[int]()  # ids of values not stored but for the stack
+        self._stacked_alone = set[int]()  # ids of values moved for the sake of the stack
         self._rate = 0.0  # seconds per byte stacked
         self._count_seconds(
             remats, full, _seconds_before(without, plain), _seconds_before(full, again)
@@ -92,7 +93,7 @@ class ScanEffects:
         ops, others = self.module.body.ops, full.graph.module.body.ops
         buffers = full.model.analysis.buffers
         inside = dict.fromkeys((u for r in remats for u in r.users), 0)  # first op of each, so far
-        saved = 0.0
+        saved, copies_rows = 0.0, full.model.machine.traits.copies_scan_rows
         for r in reversed(remats):  # the copies of the last scan come first
             spent = dict.fromkeys(r.ops, 0.0)
             for user in r.users:
@@ -105,7 +106,7 @@ class ScanEffects:
             made = buffers.inner[r.position][0].materialized.made
             stored = {full.graph.module.values[v].name for v in made}
             for op in ops[r.position].regions[0].ops:
-                results = (v for v in op.results if v.name + MOVED not in stored)
+                results = (v for v in op.results if copies_rows or v.name + MOVED not in stored)
                 self._stacked_alone.update(v.id for v in results)
         for at in {r.position for r in remats} | set(inside):
             saved += _seconds(ops[at], plain) - _seconds(others[at], again)

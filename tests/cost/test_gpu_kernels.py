@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh
 
+import partir_search as ps
+from models.catalog import MODELS
 from partir_search.ir.core import Module
 from partir_search.simulator.target.machine import MACHINES, Machine
 from tests.support import ROUND, cost_of, module_of, ones, state_of
@@ -133,6 +136,21 @@ def test_constants_of_loops() -> None:
     moved = (1 + 5) * size  # written once, read in each iteration
     expected = moved / ROUND.attained_hbm_bytes_per_s
     assert kept.seconds - sunk.seconds == pytest.approx(expected, rel=0.01)
+
+
+def test_fewer_residuals_where_stacks_are_copied() -> None:
+    """Without a limit, a plan in as few seconds as within half of the memory."""
+    sizes = {"layers": 4, "d_model": 256, "heads": 4, "d_ff": 1024, "seq": 256}
+    entry = MODELS["transformer-tiny"].resized(scan=True, **sizes)
+
+    def cost(**options: Any) -> ps.Cost:
+        usual = {"machine": "h200", "progress": False, "on_overflow": "warn"}
+        step = ps.auto_partition(AbstractMesh((1,), ("data",)), **usual, **options)(entry.step)
+        return step.plan(*entry.abstract_args(16)).cost
+
+    stored, auto = cost(remat=False), cost()
+    limited = cost(goals=[ps.Fit(0.45 * stored.peak_bytes), ps.Fastest()])
+    assert auto.seconds < 1.01 * limited.seconds < stored.seconds
 
 
 def test_traits_of_gpus() -> None:
