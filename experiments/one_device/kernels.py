@@ -1,7 +1,7 @@
 """Kernels of a step on a GPU, by `jax.profiler`, with operations and bytes from the HLO text.
 
 A fusion's kernel has the fusion's name. Calls of libraries have names of the library's own: they
-are matched in order, if as many ran as the text has and no loop repeats them.
+are matched in order, if as many ran as the text has, or by the instruction that the profiler names.
 """
 
 from __future__ import annotations
@@ -112,10 +112,13 @@ def kernels_of(text: str, events: Sequence[Event]) -> Iterator[Kernel]:
         for part in parts.values()
     }
     in_order = sum(e.name.startswith(LIBRARIES) for e in events) == len(calls)
+    by_name = {i.name: (part, line) for part, line in calls if (i := instruction(line))}
     rest = iter(calls)
     for event in events:
         library = event.name.startswith(LIBRARIES)
-        place = named.get(event.name) or (next(rest) if library and in_order else None)
+        place = named.get(event.name)
+        if place is None and library:
+            place = next(rest) if in_order else by_name.get(event.op)
         if place is None:
             yield Kernel("library" if library else "other", event.seconds)
             continue
