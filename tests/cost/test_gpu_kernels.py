@@ -158,7 +158,25 @@ def test_traits_of_gpus() -> None:
     for name in (
         *("fills_dilated_windows", "full_rate_results", "grouped_convolution_bytes"),
         *("grouped_product_bytes", "transforms_in_passes", "copies_scan_rows"),
-        "sinks_loop_constants",
+        *("sinks_loop_constants", "stores_values_sliced_again"),
     ):
         assert getattr(gpu, name)
         assert not getattr(tpu, name)
+
+
+def test_levels_of_recursions() -> None:
+    """Of two levels, each sliced twice, the second is stored."""
+
+    def f(x: Any) -> Any:
+        first = jnp.sin(x)
+        second = first[:-1] * first[1:]
+        return jnp.sin(second[:-1] + second[1:])
+
+    state = state_of(module_of(f, ones(256, 512)))
+    stored = cost_of(state, ROUND.with_traits(stores_values_sliced_again=True))
+    size, moved = 255 * 512 * 4, 2 * 255 * 512 * 4
+    usual = cost_of(state)
+    assert stored.peak_bytes - usual.peak_bytes == pytest.approx(size, rel=0.01)
+    assert stored.seconds - usual.seconds == pytest.approx(
+        moved / ROUND.attained_hbm_bytes_per_s, rel=0.01
+    )

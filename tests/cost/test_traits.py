@@ -167,6 +167,7 @@ def test_machines_saved_with_former_fields(tmp_path: pathlib.Path) -> None:
         **dict.fromkeys(("copies_scan_rows", "sinks_loop_constants"), False),
         **dict.fromkeys(("grouped_convolution_bytes", "grouped_product_bytes"), 0.0),
         "full_rate_results": 0,
+        "stores_values_sliced_again": False,
         "computes_gradients_first": False,
         "stores_expensive_elementwise": False,
         "misaligned_product_rate": 1.0,

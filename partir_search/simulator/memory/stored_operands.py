@@ -1,4 +1,4 @@
-"""Elementwise values stored by XLA:TPU because of the reading ops.
+"""Elementwise values stored by XLA because of the reading ops.
 
 - Pieces of concatenations read by dots (`XlaTraits.stores_concatenated_pieces`): the dot's kernel
   pads and merges the pieces, and computes none of them: halves of rotary embeddings, waves of
@@ -8,6 +8,8 @@
   argument into the layout of images is made inside of a convolution.
 - Values sliced by several readers (`XlaTraits.stores_values_sliced_twice`). A pad with a negative
   number of elements at an end, made of a slice where dims are padded to divide, is one.
+- Values sliced by several readers and computed from such values
+  (`XlaTraits.stores_values_sliced_again`): levels of recursions and of associative scans.
 - Operands and results of moves with gaps between elements
   (`XlaTraits.materializes_dilations`).
 """
@@ -41,6 +43,8 @@ def stored_operands(module: Module, rules: Sequence[OpRule], traits: XlaTraits) 
             ids.update(found.images(op))
         if traits.stores_values_sliced_twice:
             ids.update(found.sliced_twice(op))
+        if traits.stores_values_sliced_again:
+            ids.update(found.sliced_again(op))
     return frozenset(ids)
 
 
@@ -70,6 +74,7 @@ class _Operands:
         self.rules, self.fraction = rules, fraction
         self.uses: DefUse = def_use(module)
         self.arguments = {v.id for v in module.body.args}
+        self.sliced = set[int]()  # ids of values computed from values sliced twice and not stored
         self.computed, self.read_by_dots = self._computed(module), self._read_by_dots(module)
 
     def apart(self, op: Op) -> Iterator[int]:
@@ -102,6 +107,19 @@ class _Operands:
             readers = self.uses.users[op.results[0].id]
             if sum(self._reads_part(u) for u in readers) > 1:
                 yield op.results[0].id
+
+    def sliced_again(self, op: Op) -> Iterator[int]:
+        """The result of an elementwise op, if several readers take slices, and the value is
+        computed from another such value that is not stored.
+        """
+        if op.regions or not self.rules[op.id].elementwise:
+            return
+        again = any(v.id in self.sliced for _, v in op.inputs())
+        twice = list(self.sliced_twice(op))
+        if again and twice:
+            yield from twice
+        elif again or twice:
+            self.sliced.update(r.id for r in op.results)
 
     def _reads_part(self, op: Op) -> bool:
         """True for a slice, and for a pad with a negative number of elements at an end."""

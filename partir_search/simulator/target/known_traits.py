@@ -65,6 +65,7 @@ _GPU = XlaTraits(
     fills_dilated_windows=True,
     copies_scan_rows=True,
     sinks_loop_constants=True,
+    stores_values_sliced_again=True,
     transforms_in_passes=True,
     full_rate_results=2_900_000,
     grouped_convolution_bytes=75.0,
