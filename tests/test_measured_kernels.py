@@ -61,6 +61,12 @@ def test_calls_of_libraries_that_do_not_match() -> None:
     assert gemm == Kernel("library", 1e-6)
 
 
+def test_calls_of_libraries_by_instruction() -> None:
+    """The profiler names the instruction of each run of a loop's call."""
+    runs = [Event(NAMES[0], float(i), 1e-6, "custom-call.1") for i in range(2)]
+    assert [each.flops for each in kernels_of(TEXT, runs)] == [GEMM, GEMM]
+
+
 def test_dots_of_a_computation() -> None:
     (part,) = [c for c in computations(TEXT) if c.name == "fused_dot"]
     assert list(dots(part)) == [(pytest.approx(DOT), "bf16")]
