@@ -323,7 +323,7 @@ def test_predicted_peaks_and_seconds_of_scans() -> None:
     (forms,) = peaks.forms.values()
     assert forms[-1] == segments[0]
     assert len(forms) >= 4
-    seconds, nbytes = [], []
+    seconds, nbytes, predicted = [], [], []
     for form in forms:
         cost = at([form]).cost
         spent = peaks.spent([form])
@@ -331,8 +331,12 @@ def test_predicted_peaks_and_seconds_of_scans() -> None:
         assert plain.cost.seconds + spent == pytest.approx(cost.seconds, rel=0.08)
         seconds.append(spent)
         nbytes.append(cost.peak_bytes)
+        predicted.append(peaks.peak([form]))
     assert seconds == sorted(seconds)
-    assert nbytes == sorted(nbytes, reverse=True)
+    assert predicted == sorted(predicted, reverse=True)
+    # A softmax whose maximum is not stored has other kernels.
+    more = np.diff(nbytes)
+    assert more.max() < 0.004 * plain.cost.peak_bytes
     assert plain.cost.seconds + seconds[-1] == pytest.approx(full.cost.seconds)
 
 

@@ -10,6 +10,7 @@ PIPELINE = {
     "trace": "jaxpr of the call, read into the IR",
     "microbatches": "the batch on a time axis, and the loop over its parts",
     "pipeline": "the loop over microbatches as ticks of a pipeline over stages of layers",
+    "loop_broadcasts": "broadcasts of values known before a scan inside of the scan",
     "views": "shifted reads as windows of one array",
     "group_arguments": "arguments that the user wants alike",
     "block_scans": "cumulative ops within blocks of a dim, and over blocks",

@@ -19,6 +19,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.manual import AxisNames
 from partir_search.ir.mesh import MeshShape
 from partir_search.passes.group_arguments import with_groups
+from partir_search.passes.loop_broadcasts import with_broadcasts_inside
 from partir_search.passes.views import with_views
 from partir_search.plan.argument_record import record_differences
 from partir_search.plan.multihost import plan_first, spans_processes
@@ -311,6 +312,7 @@ class PlanPipeline:
         """
         traced = whole or self._traced(call, args, kwargs)
         traced = with_loops(traced, loop, self._layered)
+        traced = traced.run("loop_broadcasts", with_broadcasts_inside)
         traced = traced.run("views", with_views)
         groups = self._options.groups
         traced = traced.run("group_arguments", lambda module: with_groups(module, groups))

@@ -189,7 +189,7 @@ def predict_segments(
     forms = {s: [effects.form(s, each) for each in stored[kinds[s]]] for s in found}
     peaks = SegmentPeaks(plain.live, forms, effects)
     total, spent = full.cost.seconds - plain.cost.seconds, peaks.spent(found)
-    if total > 0.0 and spent > 0.0:
+    if total * spent > 0.0:
         peaks = dataclasses.replace(peaks, scale=total / spent)
     return peaks
 

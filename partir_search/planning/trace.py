@@ -19,6 +19,7 @@ from partir_search.ir.argument_paths import leaf_path, parameter_names
 from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
 from partir_search.ir.reading.manual import RegionAxes
+from partir_search.passes.loop_broadcasts import with_broadcasts_inside
 from partir_search.passes.views import with_views
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.rewrites import Rewrites
@@ -190,7 +191,7 @@ def trace_call(
 ) -> Traced:
     """Traces a call with `read_call`, and runs the pass `views`."""
     found = read_call(jitted, call, args, kwargs, name, donated, trip_counts, region_axes)
-    return found.run("views", with_views)
+    return found.run("loop_broadcasts", with_broadcasts_inside).run("views", with_views)
 
 
 def read_call(
