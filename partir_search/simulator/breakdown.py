@@ -181,7 +181,7 @@ class _KernelTraits:
             yield "tile_lanes"
         if machine.vmem_bytes_per_s:
             largest = machine.vmem_bytes * traits.vmem_resident_fraction
-            if any(found.stored_bytes(v) <= largest for v in values):
+            if any(found.stored_bytes(v) * found.rows[v] <= largest for v in values):
                 yield "vmem_resident_fraction"
         leading_op = self._module.ops[int(self._kernels.op[leader])]
         if self._rules[leading_op.id].contracts and (leader != k or k in self._leads):

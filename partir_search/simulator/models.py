@@ -24,6 +24,7 @@ from partir_search.simulator.memory.region_summaries import (
     summarize_folded_regions,
     summarize_regions,
 )
+from partir_search.simulator.memory.stacks import stack_rows
 from partir_search.simulator.memory.tile_padding import tile_padding
 from partir_search.simulator.memory.weight_casts import fuse_weight_casts
 from partir_search.simulator.printing import table
@@ -118,6 +119,7 @@ def model_program(
     memory = MemoryModel(
         nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
         width=width,
+        rows=stack_rows(module, rules),
         curve=live_curve(buffers, machine, inside=curves_inside(module.body, regions.curves)),
         casts=fuse_weight_casts(analysis.weight_casts, live, class_of, len(module.values)),
         regions=regions,
@@ -163,6 +165,7 @@ def model_fold(
     memory = MemoryModel(
         nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
         width=width,
+        rows=stack_rows(module, rules),
         curve=live_curve(
             buffers, machine, folded, inside=curves_inside(module.body, regions.curves)
         ),

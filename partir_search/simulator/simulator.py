@@ -172,6 +172,7 @@ class CostModel:
             time.rates,
             memory.nbytes,
             memory.width,
+            memory.rows,
             partition,
             self.machine,
             memory.padding,
@@ -228,7 +229,8 @@ class CostModel:
         stored = (self.memory.nbytes * self.memory.width)[kernels.touched]
         bandwidth = np.full(len(stored), machine.attained_hbm_bytes_per_s)
         if machine.vmem_bytes_per_s:
-            near = stored <= devices * machine.vmem_bytes * machine.traits.vmem_resident_fraction
+            whole = stored * self.memory.rows[kernels.touched]
+            near = whole <= devices * machine.vmem_bytes * machine.traits.vmem_resident_fraction
             bandwidth[near] = machine.vmem_bytes_per_s
         moves = kernels.sums(stored / bandwidth) + work.nbytes / machine.attained_hbm_bytes_per_s
         fused = [

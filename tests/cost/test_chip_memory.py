@@ -11,6 +11,7 @@ import pytest
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.memory.softmax import DotOutputs
+from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import MACHINES
 from tests.support import cost_of, module_of, state_of
 
@@ -100,6 +101,29 @@ def test_values_over_a_loop_over_microbatches_share_the_chip(layers: int) -> Non
     own, other = names if layers == 1 else reversed(names)
     assert peak_with(**{other: 1.0}) >= 2 * LARGE
     assert peak_with(**{own: 1.0}) < 2 * LARGE
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_rows_of_large_stacks_are_not_on_the_chip(rows: int) -> None:
+    """Of 16.8 MB each: a stack of eight exceeds half of the memory on the chip."""
+    machine = MACHINES["tpu_v5e"]
+
+    def fn(stack: Any) -> Any:
+        def body(total: Any, row: Any) -> tuple[Any, None]:
+            return total + jnp.cumsum(row, axis=0)[-1, 0], None
+
+        return jax.lax.scan(body, 0.0, stack)[0]
+
+    state = state_of(module_of(fn, jax.ShapeDtypeStruct((rows, 1024, 4096), jnp.float32)))
+    (loop,) = (op for op in state.graph.module.body.ops if op.regions)
+    model = CostModel(state.graph.module, state.graph.rules, machine)
+    kernels, read = model.time.kernels, loop.regions[0].args[1].id
+    found = model.load(state.partition()).roofline
+    (k,) = (k for k in range(len(kernels.op)) if read in kernels.values(k))
+    near, far = machine.vmem_bytes_per_s, machine.attained_hbm_bytes_per_s
+    written = LARGE / near
+    wanted = written + LARGE / (near if rows == 2 else far)
+    assert found.components.own[k] == pytest.approx(rows * wanted)
 
 
 def test_products_added_to_totals_run_after_the_layers() -> None:

@@ -23,6 +23,7 @@ class MemoryModel:
     Attributes:
       nbytes: [values] unpartitioned bytes in the program's types.
       width: [values] stored bytes as a multiple of the type's.
+      rows: [values] see `memory/stacks.py`.
       curve: live bytes of the module's body.
       casts: casts of weights, computed inside of dots.
       regions: memory of regions inside of the module's ops.
@@ -38,6 +39,7 @@ class MemoryModel:
 
     nbytes: Floats
     width: Floats
+    rows: Floats
     curve: Curve
     casts: FusedCasts
     regions: RegionSummaries

@@ -164,11 +164,15 @@ class KernelTables:
         return float(seconds(*most)) * largest, by_variable
 
 
-def move_seconds(stored: Floats, machine: Machine) -> Floats:
-    """Seconds to read or write values once, from their stored bytes."""
+def move_seconds(stored: Floats, machine: Machine, rows: float = 1.0) -> Floats:
+    """Seconds to read or write values once, from their stored bytes.
+
+    Args:
+      rows: of the stack that the value is one row of (`memory/stacks.py`).
+    """
     seconds: Floats = np.asarray(stored / machine.attained_hbm_bytes_per_s)
     if machine.vmem_bytes_per_s:
-        on_chip = stored <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
+        on_chip = stored * rows <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
         seconds = np.where(on_chip, stored / machine.vmem_bytes_per_s, seconds)
     return seconds
 
@@ -252,7 +256,8 @@ class _Builder:
         if found is None:
             scope, share = self._shares.stored(v)
             stored = float(self._memory.nbytes[v]) * float(self._memory.width[v]) * share
-            found = self._moves[v] = scope, move_seconds(stored, self._machine)
+            rows = float(self._memory.rows[v])
+            found = self._moves[v] = scope, move_seconds(stored, self._machine, rows)
         return found
 
     def _copied(self, c: int) -> tuple[Scope, Floats]:

@@ -56,6 +56,7 @@ class Roofline:
     Attributes:
       nbytes: [values] local bytes of each value in its home layout, with padding.
       width: [values] stored bytes as a multiple of the type's.
+      rows: [values] rows of the stack that a value is one row of.
       flops / moved: [K] operations and bytes of traffic per step.
       seconds: [K] seconds per step; of a fused kernel in total, at the leader.
       ratio: [K] of seconds to those of the components (`time/corrections.py`); None for 1.
@@ -66,6 +67,7 @@ class Roofline:
     machine: Machine
     nbytes: Floats
     width: Floats
+    rows: Floats
     flops: Floats
     moved: Floats
     seconds: Floats
@@ -104,6 +106,7 @@ def roofline(
     rates: Floats,
     nbytes: Floats,
     width: Floats,
+    rows: Floats,
     partition: Partition,
     machine: Machine,
     padding: TilePadding,
@@ -118,6 +121,7 @@ def roofline(
       rates: [K] attained matrix rate of each kernel, flops per second.
       nbytes: [values] unpartitioned bytes.
       width: [values] stored bytes as a multiple of the type's.
+      rows: [values] rows of the stack that a value is one row of (`memory/stacks.py`).
       padding: of values that fill no tiles.
       copies: between layouts.
       corrections: by measured figures, if any.
@@ -127,8 +131,8 @@ def roofline(
     k = kernels
     n, ops, sizes = len(k.op), len(partition.module.ops), partition.mesh.sizes
     of_value, of_op = np.ones(len(nbytes)), np.ones(ops)
-    for rows, size in zip(partition.axes, sizes, strict=True):
-        values, loops = rows.tiles_of(size)
+    for axis, size in zip(partition.axes, sizes, strict=True):
+        values, loops = axis.tiles_of(size)
         of_value /= values
         of_op /= loops
     turned = copies.nbytes(nbytes * of_value * width, partition)
@@ -142,7 +146,9 @@ def roofline(
     moved += np.bincount(copies.kernel, 2.0 * turned, n) * runs
     hbm_equivalent = moved  # bytes that main memory would move in the same time
     if machine.vmem_bytes_per_s:
-        small = stored <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
+        small = (
+            stored * rows[k.touched] <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
+        )
         np.multiply(stored, bandwidth / machine.vmem_bytes_per_s, out=stored, where=small)
         small = turned <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
         np.multiply(turned, bandwidth / machine.vmem_bytes_per_s, out=turned, where=small)
@@ -173,6 +179,7 @@ def roofline(
         machine=machine,
         nbytes=local,
         width=width,
+        rows=rows,
         flops=flops,
         moved=moved,
         seconds=seconds,
