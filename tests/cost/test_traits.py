@@ -164,7 +164,7 @@ def test_machines_saved_with_former_fields(tmp_path: pathlib.Path) -> None:
         "selection_bytes": 0.0,
         "half_rate_features": 0,
         **dict.fromkeys(("fills_dilated_windows", "transforms_in_passes"), False),
-        **dict.fromkeys(("copies_scan_rows", "sinks_loop_constants"), False),
+        "copies_scan_rows": False,
         **dict.fromkeys(("grouped_convolution_bytes", "grouped_product_bytes"), 0.0),
         "full_rate_results": 0,
         "stores_values_sliced_again": False,

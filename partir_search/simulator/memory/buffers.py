@@ -14,7 +14,6 @@ from partir_search.simulator.memory.aliases import Aliases, alias
 from partir_search.simulator.memory.dtypes import Dtypes
 from partir_search.simulator.memory.live_ranges import LiveRanges, live_ranges
 from partir_search.simulator.memory.loop_aliasing import CarryPairs, carry_pairs
-from partir_search.simulator.memory.loop_constants import sunk_operands
 from partir_search.simulator.memory.materialize import Materialized, Sources, materialize
 from partir_search.simulator.target.traits import XlaTraits
 
@@ -92,8 +91,6 @@ def assign_inner_buffers(
     """
     edges = rules[op.id].data_flow
     carries = [carry_pairs(edges, number) for number in range(len(op.regions))]
-    if traits.sinks_loop_constants:
-        outside = {**outside, **{arg.id: () for _, arg in sunk_operands(op, edges, uses)}}
     defers = bool(op.params.get(ACCUMULATES)) and traits.defers_accumulated_products
     return tuple(
         _region_buffers(region, rules, uses, dtypes, traits, outside, carries=pairs, defers=defers)

@@ -21,7 +21,6 @@ from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.consumers import Consumers
 from partir_search.simulator.memory.dtypes import Dtypes
-from partir_search.simulator.memory.loop_constants import sunk_operands
 from partir_search.simulator.op_kinds import is_reduction
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
@@ -79,13 +78,12 @@ def materialize(
     sources: dict[int, tuple[int, ...]] = dict(outside)
     nbytes: dict[int, int] = {}
     for arg in region.args:
-        sources.setdefault(arg.id, (arg.id,))
+        sources[arg.id] = (arg.id,)
         nbytes[arg.id] = arg.type.nbytes
     forced = {x.id for x in region.results if isinstance(x, Value)} | dtypes.materialized
     for op in region.ops:
         if op.regions:
-            inside = _sunk(op, rules, uses) if traits.sinks_loop_constants else set[int]()
-            forced.update(v.id for _, v in op.inputs() if v.id not in inside)
+            forced.update(v.id for _, v in op.inputs())
         if traits.materializes_scatter_updates and rules[op.id].role is Role.SCATTER:
             forced.update(
                 x.id
@@ -209,15 +207,3 @@ def materialize(
             nbytes[r.id] = r.type.nbytes
             made[r.id] = last[r.id] = last_forward[r.id] = at
     return Materialized(region, reads, rows, made, nbytes, last, last_forward)
-
-
-def _sunk(op: Op, rules: Sequence[OpRule], uses: DefUse) -> set[int]:
-    """Ids of constants that a loop computes itself wherever the loop reads the value."""
-    edges = rules[op.id].data_flow
-    sunk = {(x.id, arg.id) for x, arg in sunk_operands(op, edges, uses)}
-    read = {
-        (x.id, op.regions[region].args[arg].id)
-        for operand, region, arg, _ in edges.inputs
-        if isinstance(x := op.operands[operand], Value)
-    }
-    return {v for v, _ in sunk} - {v for v, _ in read - sunk}

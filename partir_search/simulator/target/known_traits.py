@@ -64,7 +64,6 @@ _GPU = XlaTraits(
     half_rate_features=96,
     fills_dilated_windows=True,
     copies_scan_rows=True,
-    sinks_loop_constants=True,
     stores_values_sliced_again=True,
     transforms_in_passes=True,
     full_rate_results=2_900_000,

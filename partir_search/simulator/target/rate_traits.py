@@ -63,15 +63,6 @@ class RateTraits(SoftmaxTraits):
         "cuFFT on an H200 (docs/evidence/gpu.md): transforms of one dim move 2.7 to 4.1 TB/s, to"
         " real numbers 1.1 in a copy, the transform and a product; of two dims 1.7 and 0.8.",
     )
-    sinks_loop_constants: bool = trait(
-        False,
-        "flag",
-        "Computes broadcasts of literals inside of a loop that reads the value.",
-        "XLA sinks constants and their broadcasts into loops. Kernels of a scanned transformer on"
-        " an H200 (docs/evidence/gpu.md) read no masked scores: predicted over measured seconds of"
-        " a form that recomputes attention are 1.26 without, 1.06 with, its peak 33 % too high and"
-        " 3 % too low.",
-    )
     copies_scan_rows: bool = trait(
         False,
         "flag",
