@@ -99,11 +99,12 @@ class Row:
     groups: int = 2
     sequences: int = 2
 
-    def plan(self) -> Any:
+    def plan(self, machine: Any = "tpu_v5e") -> Any:
+        """Plan for a machine, without a search."""
         batch = self.sequences * self.groups * self.pipeline.microbatches
         step = ps.auto_partition(
             AbstractMesh((self.stages, self.groups), ("stage", "data")),
-            machine="tpu_v5e",
+            machine=machine,
             schedule=[self.pipeline, ps.ManualPartition({"tokens": 0}, "data")],
             progress=False,
         )(jax.jit(self.model.step, donate_argnums=0))

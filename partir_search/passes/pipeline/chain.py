@@ -47,9 +47,14 @@ class Chain:
     """
 
     def __init__(
-        self, parts: ChainParts, schedule: PipelineSchedule, constants: Arrays, orders: Orders
+        self,
+        parts: ChainParts,
+        schedule: PipelineSchedule,
+        constants: Arrays,
+        orders: Orders,
+        types: Mapping[Any, Any],
     ) -> None:
-        self._parts, self._orders = parts, orders
+        self._parts, self._orders, self._types = parts, orders, types
         self._stages, self._chunks = schedule.stages, schedule.chunks
         self._microbatches = schedule.microbatches
         self._ticks = ChainTicks(schedule, len(parts.stacks))
@@ -88,11 +93,10 @@ class Chain:
             for segment, found in rows.items():
                 made.setdefault(segment, []).append(found)
                 ticks.setdefault(segment, []).extend(loop.ticks)
+        counts = [parts.stacks[k or 0].forward.count for k in parts.adders]
         finals = [
-            last_total(
-                t, first, x, chunks, parts.stacks[k or 0].forward.count, orders.get(t.argument)
-            )
-            for k, t, first, x in zip(parts.adders, carries, firsts, totals, strict=True)
+            last_total(t, first, x, chunks, n, orders.get(t.argument), self._types.get(t.argument))
+            for n, t, first, x in zip(counts, carries, firsts, totals, strict=True)
         ]
         results: dict[int, Any] = {}
         for segment, phases in made.items():

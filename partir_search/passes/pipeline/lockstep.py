@@ -57,9 +57,21 @@ class Lockstep:
     """
 
     def __init__(
-        self, parts: LoopParts, table: PipelineTable, constants: Arrays, orders: Orders
+        self,
+        parts: LoopParts,
+        table: PipelineTable,
+        constants: Arrays,
+        orders: Orders,
+        types: Mapping[Any, Any],
     ) -> None:
-        self.parts, self.table, self._orders = parts, table, orders
+        """A function without loops so far.
+
+        Args:
+          constants: arrays of values outside of the loop.
+          orders: of layers in the loop's operands and results.
+          types: of results in a narrower type than the carry, by argument of the loop's body.
+        """
+        self.parts, self.table, self._orders, self._types = parts, table, orders, types
         self._values = BodyValues(parts.body, constants)
         self._stages, self._chunks = table.schedule.stages, table.schedule.chunks
         self._stage_layers = StageLayers(self._values, self._stages, self._chunks)
@@ -89,7 +101,15 @@ class Lockstep:
             for name, found in rows.items():
                 made[name].append(found)
         finals = [
-            last_total(t, first, x, self._chunks, parts.forward.count, orders.get(t.argument))
+            last_total(
+                t,
+                first,
+                x,
+                self._chunks,
+                parts.forward.count,
+                orders.get(t.argument),
+                self._types.get(t.argument),
+            )
             for t, first, x in zip(parts.totals, operands.totals, state["totals"], strict=True)
         ]
         return [*finals, *self._rows(made)]

@@ -16,6 +16,8 @@ from partir_search.ir.staged_state import IN_LAYERS_ORDER, LayerOrder
 from partir_search.passes.fresh_names import name_apart
 from partir_search.passes.pipeline.chain import Chain
 from partir_search.passes.pipeline.chain_parts import ChainParts, chain_parts
+from partir_search.passes.pipeline.early_casts import early_casts, types_of_totals
+from partir_search.passes.pipeline.late_ops import by_results
 from partir_search.passes.pipeline.lockstep import Lockstep
 from partir_search.passes.pipeline.loop_parts import (
     LoopParts,
@@ -44,6 +46,7 @@ def pipelined(
       NoPipeline: the loop has no stack of layers that the stages divide.
     """
     at, loop = microbatch_loop(module)
+    rest = module.body.ops[at + 1 :]
     loop = with_summed_rows(module, loop)
     pairs = layer_pairs(loop.regions[0])
     parts = loop_parts(loop) if len(pairs) == 1 else chain_parts(loop, pairs)
@@ -54,6 +57,8 @@ def pipelined(
     if staged:
         state, orders = staged_state(module, loop, stacks, schedule)
     carries: list[int] = []
+    casts = early_casts(module, module.body.ops[at])
+    types = types_of_totals(loop, casts)
     reader = FunctionReader(ruled)
     copy = RegionRewriter()
     args = tuple(map(copy.value, module.body.args))
@@ -66,17 +71,18 @@ def pipelined(
         outer, own = dict(zip(constants, arrays, strict=False)), arrays[len(constants) :]
         ticks: Lockstep | Chain
         if isinstance(parts, LoopParts):
-            ticks = Lockstep(parts, pipeline_table(schedule), outer, orders)
+            ticks = Lockstep(parts, pipeline_table(schedule), outer, orders, types)
         else:
-            ticks = Chain(parts, schedule, outer, orders)
+            ticks = Chain(parts, schedule, outer, orders, types)
         results = ticks(*own)
         carries[:] = ticks.staged
         return results
 
     ops, results = reader.read(run, lockstep_operands)
-    counts = iter(carries)
-    for op in ops:
+    counts, last = iter(carries), 0
+    for at, op in enumerate(ops, 1):
         if op.prim == loop.prim:
+            last = at
             own = {STAGED: next(counts)} if carries else {}
             op.params = {**op.params, ACCUMULATES: TICKS, **own}
             op.key = None
@@ -85,15 +91,17 @@ def pipelined(
     for old, made in zip(loop.results, results, strict=True):
         if isinstance(made, Literal):
             raise NoPipeline(f"%{old.name} is a constant")
-        copy.new[old] = made
-    after = [copy.op(op) for op in module.body.ops[at + 1 :]]
+        copy.new[casts[old].results[0] if old in casts else old] = made
+    done = {id(op) for op in casts.values()}
+    following = [copy.op(op) for op in rest if id(op) not in done]
     returned = tuple(map(copy.operand, module.body.results))
+    late = by_results([*ops[last:], *following], returned)
     held: dict[int, tuple[Value, Any]] = {
         id(a): (copy.value(module.values[i]), a) for i, a in module.constants.items()
     }
     new = dataclasses.replace(
         module,
-        body=Region(args, (*before, *ops, *after), returned),
+        body=Region(args, (*before, *ops[:last], *late), returned),
         values=[],
         ops=[],
         constants={},

@@ -36,7 +36,13 @@ def first_total(
 
 
 def last_total(
-    total: Total, first: Any, x: Any, chunks: int, count: int, order: LayerOrder | None = None
+    total: Total,
+    first: Any,
+    x: Any,
+    chunks: int,
+    count: int,
+    order: LayerOrder | None = None,
+    dtype: Any = None,
 ) -> Any:
     """The carry of the loop over microbatches after the loop.
 
@@ -44,11 +50,13 @@ def last_total(
       first: the carry before the loop.
       count: number of layers.
       order: of the layers in the carry, of a staged state.
+      dtype: type of the result; None for that of the carry.
     """
-    if total.stack is None:
-        return x
     if total.summed:
-        return first + lax.reduce_sum(x, (0,))
+        x = first + lax.reduce_sum(x, (0,))
+    x = x if dtype is None else x.astype(dtype)
+    if total.stack is None or total.summed:
+        return x
     return layers_of(jnp.swapaxes(x[:, 0], 0, 1) if chunks == 1 else x, chunks, count, order)
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from partir_search.ir.core import Module
+from partir_search.ir.analysis.def_use import DefUse
+from partir_search.ir.core import Module, Value
 from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule
-from partir_search.simulator.arrays import Floats
+from partir_search.simulator.arrays import Floats, Ints
 
 
 def recomputed_reads(
@@ -29,8 +30,10 @@ def recomputed_reads(
     """
     found = array("i", [NONE]) * len(module.values)
     ops, wide = module.body.ops, (width > 1.0).tolist()
+    kept = {x for x in module.body.results if isinstance(x, Value)}  # some in buffers of arguments
     recomputed = [
-        rules[op.id].elementwise and not any(stored[r.id] for r in op.results) for op in ops
+        rules[op.id].elementwise and not any(stored[r.id] or r in kept for r in op.results)
+        for op in ops
     ]
     for at, op in enumerate(ops) if any(wide) else ():
         ends = rules[op.id].role is Role.EXPONENTIAL  # consumers read the stored exponentials
@@ -51,3 +54,31 @@ def recomputed_reads(
         if wide[v.id]:
             found[v.id] = NONE
     return found
+
+
+def last_read(v: Value, uses: DefUse, position: Ints, read_until: Sequence[int]) -> int:
+    """Position of the last kernel that computes with a stored value; NONE without readers.
+
+    Args:
+      position: [ops] of each op in its region.
+      read_until: see `recomputed_reads`.
+    """
+    users = uses.users[v.id]
+    ends = [read_until[r.id] for op in users for r in op.results]
+    return max((*ends, *(int(position[op.id]) for op in users)), default=NONE)
+
+
+def stored_source(v: Value, uses: DefUse, stored: Sequence[int]) -> Value | None:
+    """The only stored value from which `v` is computed; None for several, or for more readers.
+
+    Args:
+      stored: [values] 1 for a stored value.
+    """
+    while not stored[v.id]:
+        maker = uses.makers[v.id]
+        if maker is None or uses.counts[v.id] != 1:
+            return None
+        if maker.regions or len(maker.inputs()) != 1 or len(maker.results) != 1:
+            return None
+        v = maker.inputs()[0][1]
+    return v

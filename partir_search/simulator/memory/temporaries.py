@@ -29,9 +29,16 @@ from partir_search.lowering.local_ir import (
     SkewedTurn,
 )
 from partir_search.lowering.local_value import LocalValue
-from partir_search.lowering.reshard_steps import AllGather, Permute, ReduceScatter, Reduction
+from partir_search.lowering.reshard_steps import (
+    AllGather,
+    AllReduce,
+    Permute,
+    ReduceScatter,
+    Reduction,
+)
 from partir_search.simulator.arrays import Floats
 from partir_search.simulator.memory.model import MemoryModel
+from partir_search.simulator.memory.recomputed_reads import last_read, stored_source
 from partir_search.simulator.printing import table
 from partir_search.simulator.program_facts import ProgramFacts
 from partir_search.simulator.schedule import ScheduledRegion
@@ -100,7 +107,8 @@ class _Builder:
         self._copies: dict[int, tuple[float, int]] = {}  # by slot id: bytes, position of last use
         # By slot id of a copy: bytes without a function of the copy in their place.
         self._left: dict[int, float] = {}
-        self._source: dict[int, LocalValue] = {}  # by slot id of a copy of a stored value
+        self._source: dict[int, Value] = {}  # by slot id of a copy: the stored value behind
+        self._narrowed: dict[int, float] = {}  # by id of a stored value: bytes that a sum left out
         # By id of a stored value: users of copies, position of the last kernel to compute again,
         # and bytes added for the users.
         self._through: dict[int, tuple[int, int, float]] = {}
@@ -178,6 +186,8 @@ class _Builder:
             # The epilogue is a second kernel: no dot writes into the operand's buffer.
             kept, last = self._memory.overwritten[source.value.id]
             self.extra[at : last + 1] += self._nbytes[kept] * together
+        if isinstance(step, AllReduce):
+            self._narrow(source.value, at)
         if isinstance(step, AllGather) and reshard.op is not None and not argument:
             self._send(source, reshard.op, cost, at)
             if reshard.regather and self._traits.async_all_gather != "never":
@@ -193,9 +203,26 @@ class _Builder:
             size = target.nbytes * cost.width * together
             self._copies[target.id] = size, at
             self._left[target.id] = size
-            if not argument and self._memory.stored[source.value.id]:
-                self._source[target.id] = source
+            origin = None if argument else self._origin(source.value)
+            if origin is not None:
+                self._source[target.id] = origin
             self.extra[at] += size
+
+    def _narrow(self, v: Value, at: int) -> None:
+        """Takes off the bytes saved by an all_reduce with a result in 16 bits.
+
+        XLA:TPU finishes f32 sums for dots and casts alone in 16 bits (`f32_dot_operand_bytes`).
+        Only results of loops are stored in f32 before.
+        """
+        width, memory = self._traits.dot_operand_width, self._memory
+        wide = width < 1.0 and memory.stored[v.id] and memory.width[v.id] == 1.0
+        if wide and self._facts.for_dots[v.id]:
+            last = last_read(v, self._facts.def_use, self._position, memory.read_until)
+            saved = self._narrowed[v.id] = (1.0 - width) * float(self._nbytes[v.id])
+            self.extra[at + 1 : last + 1] -= saved
+
+    def _origin(self, v: Value) -> Value | None:
+        return stored_source(v, self._facts.def_use, self._memory.stored)
 
     def _read(self, item: LocalOp, at: int) -> None:
         """Extends the life of the copies read by an op or by a turn of an op."""
@@ -271,7 +298,7 @@ class _Builder:
         self.extra[at + 1 : until + 1] += size * layers
         for copy in copies:
             if copy in self._source:
-                self._release(self._source[copy].value.id, at, until, size * layers, layers)
+                self._release(self._source[copy].id, at, until, size * layers, layers)
 
     def _release(self, v: int, at: int, until: int, size: float, layers: int) -> None:
         """Ends the life of a stored value whose users all read a copy of the value instead.
@@ -284,15 +311,17 @@ class _Builder:
         users, last, kept = users + 1, max(last, until), kept + size
         self._through[v] = users, last, kept
         if users == self._facts.def_use.counts[v]:
-            self.extra[at + 1 : last + 1] -= min(kept, float(self._nbytes[v]) * layers)
+            left = float(self._nbytes[v]) * layers - self._narrowed.get(v, 0.0)
+            self.extra[at + 1 : last + 1] -= min(kept, left)
 
     def _send(self, shard: LocalValue, op: Op, cost: CollectiveCost, at: int) -> None:
         """Adds a shard stored for a gather alone: consumers recompute the value otherwise.
 
-        A shard with a second gather is live from the first gather to the second.
+        A shard with a second gather is live from the first gather to the second. The
+        result of an all_reduce in 16 bits is a shard already.
         """
-        v = shard.value.id
-        if self._memory.stored[v]:
+        v, origin = shard.value.id, self._origin(shard.value)
+        if self._memory.stored[v] or (origin is not None and origin.id in self._narrowed):
             return
         size, before = shard.nbytes * cost.width, self._sent.get(v)
         if before and op.backward and not before[1].backward:

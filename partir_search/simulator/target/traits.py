@@ -27,7 +27,9 @@ class XlaTraits(RateTraits):
         "bytes per element",
         "Stored and gathered width of f32 values that dots alone read.",
         "XLA:TPU multiplies f32 in bf16 at default precision. The all_gathers of these values move"
-        " bf16 in all transformers compiled for v5e.",
+        " bf16 in all transformers compiled for v5e. An all_reduce writes bf16 if casts to bf16 or"
+        " dots alone read the f32 sum, as it is compiled alone and in 22 pipelines for v5e; a"
+        " reduce_scatter keeps f32.",
     )
     keeps_dots_wide: bool = trait(
         False,
