@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -163,7 +164,8 @@ def test_few_layers_are_left() -> None:
     assert found.module is module
     assert not found.pairs
     (forward, backward) = found.reasons
-    assert forward == "2 equal layers at jvp(Llama)/layer_0/norm1: fewer than 3"
+    where = r"2 equal layers at jvp\(Llama\)/layer_0/norm1, .*llama.py:\d+ \(.*\): fewer than 3"
+    assert re.fullmatch(where, forward)
     assert backward.startswith("2 equal layers at transpose(jvp(Llama))")
 
 

@@ -6,9 +6,10 @@ import dataclasses
 import functools
 from typing import Any
 
-from partir_search.ir.core import Module
+from partir_search.ir.core import Module, walk_regions
 from partir_search.passes.attention import forward_phases
 from partir_search.passes.pipeline.form import PipelineForm
+from partir_search.passes.pipeline.loop_parts import NoLayers, named
 from partir_search.passes.pipeline.module import pipelined
 from partir_search.passes.roll import Again, roll
 from partir_search.plan.rewrites import Rewrites
@@ -106,5 +107,19 @@ def _pipelined(module: Module, form: PipelineForm, microbatches: int) -> Module:
     try:
         timetable = form.timetable(microbatches)
         return pipelined(module, timetable, (*RULES, *UNRULED), staged=form.staged_state)
+    except NoLayers as error:
+        raise ValueError(f"Pipeline({form.axis!r}): {error}; {_unlike(module)}") from None
     except ValueError as error:
         raise ValueError(f"Pipeline({form.axis!r}): {error}") from None
+
+
+def _unlike(module: Module) -> str:
+    """Reasons against rolling repeated ops; without any, the largest forward product or op."""
+    reasons = roll(module).reasons
+    if reasons:
+        return "; ".join(reasons[:2])
+    rules = RuleTable()
+    ops = [op for region in walk_regions(module.body) for op in region.ops]
+    forward = [op for op in ops if not op.backward and not op.regions]
+    largest = max(forward, key=lambda op: (rules(op).contracts, total_flops([op], rules)))
+    return f"{named(largest)} repeats nowhere with values of its own"

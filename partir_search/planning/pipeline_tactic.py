@@ -108,6 +108,11 @@ class Pipeline(Parallelism):
         assert self.axis is not None
         assert self.microbatches is not None
         stages = mesh.size(mesh.axes(self.axis))
+        if stages < 2:
+            raise ValueError(
+                f"Pipeline({self.axis!r}): the mesh has one device along {self.axis!r}, and a"
+                " pipeline two stages or more"
+            )
         split = bool(self.split_backward)
         numbers = self.axis, stages, self.chunks or 1, self.schedule, again, split
         form = PipelineForm(*numbers, staged_state=self.staged_state)

@@ -26,6 +26,10 @@ class NoPipeline(ValueError):
     """A program without layers that can run as a pipeline; the message names op and line."""
 
 
+class NoLayers(NoPipeline):
+    """A program without a stack of layers."""
+
+
 class Part(enum.Enum):
     """Place of an op in the body of the loop."""
 
@@ -123,7 +127,7 @@ def microbatch_loop(module: Module) -> tuple[int, Op]:
     for at, op in enumerate(module.body.ops):
         if role_of(op) is Role.SCAN and op.params.get(ACCUMULATES):
             return at, op
-    raise NoPipeline("the program has no loop over microbatches")
+    raise NoPipeline("no op of the program runs on one microbatch alone")
 
 
 def loop_parts(loop: Op) -> LoopParts:
@@ -160,7 +164,7 @@ def layer_pairs(body: Region) -> list[tuple[Layers, Layers]]:
     """The forward and the backward scan of each stack of layers.
 
     Raises:
-      NoPipeline: no pair.
+      NoLayers: no pair.
     """
     found = [
         (Layers(body.ops[pair.forward.position]), Layers(body.ops[pair.backward.position]))
@@ -168,7 +172,7 @@ def layer_pairs(body: Region) -> list[tuple[Layers, Layers]]:
         if pair.backward is not None and not pair.forward.reverse
     ]
     if not found:
-        raise NoPipeline(
+        raise NoLayers(
             "the step has no stack of layers: no scan over layers with a scan in reverse as its"
             " gradient, and no equal layers written out that make one"
         )

@@ -59,7 +59,7 @@ def find_layers(
         one = ops[repeat.start : repeat.start + repeat.period]
         if sum(map(weight, one)) < MIN_PERIOD:
             continue
-        where = f"{repeat.copies} equal layers at {one[0].scope or 'the top'}"
+        where = f"{repeat.copies} equal layers at {place_of(one[0])}"
         choices, reason = _choices(ops, repeat, slack_of(prints, repeat))
         if any(op.effect for op in one):
             reason = "they have side effects"
@@ -72,6 +72,11 @@ def find_layers(
         else:
             found.append(choices)
     return found, reasons
+
+
+def place_of(op: Op) -> str:
+    """Scope and source line of an op, for messages."""
+    return ", ".join(filter(None, (op.scope, op.source))) or "the top"
 
 
 def numbered(ops: Sequence[Op], print_of: Callable[[Op], Hashable]) -> Prints:

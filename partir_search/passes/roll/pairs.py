@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from partir_search.ir.core import Region, Value
-from partir_search.passes.roll.find import MIN_LAYERS, Found
+from partir_search.passes.roll.find import MIN_LAYERS, Found, place_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -59,7 +59,7 @@ def paired(region: Region, found: Sequence[Sequence[Found]]) -> tuple[list[Paire
             continue
         made = {v for values in choices[0].layers.all_made for v in values}
         if any(v in made for op in region.ops if op.backward for _, v in op.inputs()):
-            where = choices[0].layers.first[0].scope or "the top"
+            where = place_of(choices[0].layers.first[0])
             reasons.append(f"the layers at {where} have no equal layers in the backward pass")
         else:
             chosen[i] = Paired(choices[0])
