@@ -41,6 +41,7 @@ class Options:
     """Options of `auto_partition`, as documented by `auto_partition`.
 
     Attributes:
+      beside_pipelines: the step without a pipeline competes with pipelines, in all forms of these.
       journal: answers of the searches of the current planning; none are recorded by default.
     """
 
@@ -69,6 +70,7 @@ class Options:
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     dump_dir: pathlib.Path | None = None
     confirm: Confirm | None = None
+    beside_pipelines: bool = False
     journal: SearchJournal | None = None
 
     @property
@@ -134,7 +136,7 @@ class Options:
         tactics = self.schedule if isinstance(self.schedule, Sequence) else ()
         rest = [t for t in tactics if t not in self.competing]
         required = [dataclasses.replace(t, optional=False) for t in pipelines]
-        return dataclasses.replace(self, schedule=[*required, *rest])
+        return dataclasses.replace(self, schedule=[*required, *rest], beside_pipelines=not required)
 
     @property
     def loops(self) -> tuple[Rewrites, ...]:

@@ -42,13 +42,15 @@ def program_forms(traced: Traced, known: Rewrites | None, options: Options) -> l
 def attention_forms(traced: Traced, known: Rewrites | None, options: Options) -> list[Stage]:
     """The program unchanged, with each attention as one op, or both.
 
-    Stages of a pipeline have each attention as one op: scores in slots would fill the memory.
+    Stages of a pipeline have each attention as one op: scores in slots would fill the memory. A
+    step that competes with pipelines is planned in both forms.
     """
     plain, given = first_stage(traced, options.shape), options.schedule
     tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
     wanted = any(isinstance(t, ContextParallel) for t in tactics)
     staged = bool(traced.rewrites.pipeline)
-    if not (known.attention if known else wanted or staged or options.rings):
+    fused = wanted or staged or options.rings or options.beside_pipelines
+    if not (known.attention if known else fused):
         return [plain]
     reasons: list[str] = []
 

@@ -18,8 +18,10 @@ from partir_search.planning import contest as contests
 from partir_search.planning import pipeline
 from partir_search.planning.contest import TRUSTED, Contest, behind
 from partir_search.planning.planner import Planner
+from partir_search.planning.program_forms import attention_forms
+from partir_search.planning.trace import read_call, split_call
 from partir_search.simulator.simulator import CostModel
-from tests.pipelines.programs import residual_mlps
+from tests.pipelines.programs import STEPS, arguments, residual_mlps
 from tests.support import module_of
 
 SIZES = (64, 64), *[(64, 256), (256, 64)] * 4
@@ -204,3 +206,17 @@ def test_a_list_with_one_search_is_no_schedule(monkeypatch: pytest.MonkeyPatch) 
         costs.append(step.plan(WEIGHTS, BATCH).cost)
     assert costs[0] == costs[1]
     assert searched == [1, 1]
+
+
+def test_the_step_without_a_pipeline_has_the_forms_of_pipelines() -> None:
+    """With and without each attention as one op; alone it stays unchanged."""
+    step, args = jax.jit(STEPS["attending"]), arguments()
+    call = split_call(step, args, {}, (), ())
+    traced = read_call(step, call, args, {}, "attending")
+    schedule: list[Any] = [ps.Pipeline(), ps.AutomaticPartition()]
+    alone, offered = (
+        ps.auto_partition(AbstractMesh((2,), ("x",)), machine="h100", schedule=given)(step)._options
+        for given in (schedule[1:], schedule)
+    )
+    forms = [attention_forms(traced, None, o) for o in (alone, offered.with_pipelines())]
+    assert [[f.rewrites.attention for f in form] for form in forms] == [[False], [False, True]]
