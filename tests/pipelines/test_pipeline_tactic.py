@@ -81,6 +81,21 @@ def test_layers_that_stages_do_not_divide() -> None:
     assert plan.pipeline.stages == 3
 
 
+@pytest.mark.devices
+@pytest.mark.long
+@pytest.mark.parametrize("within", ["SP", "SP+Z2", "SP+Z3"])
+def test_known_strategies_within_stages(within: str) -> None:
+    """Sequence parallelism and ZeRO in chunks of stages equal the plain step."""
+    mesh = mesh_of((2, 2, 2), ("stage", "data", "model"))
+    tactic = ps.Pipeline("stage", microbatches=4, chunks=2)
+    searched = step_of("attending", mesh, tactic, ps.AutomaticPartition())
+    known = searched.known_plans(*arguments())
+    plan = known[f"PP(stage)+BP(data)+MP(model)+{within}"]
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=plan)(jax.jit(STEPS["attending"]))
+    want = jax.tree.leaves(jax.jit(STEPS["attending"])(*arguments()))
+    assert_same(jax.tree.leaves(step(*arguments())), want, tolerance=1e-5)
+
+
 # Layers written out ----------------------------------------------------------------------------
 
 
