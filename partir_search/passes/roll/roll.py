@@ -55,7 +55,7 @@ def roll(module: Module, again: Again = NOTHING) -> Rolled:
     fingerprints = Fingerprints(module)
 
     def print_of(op: Op) -> Hashable:
-        """Fingerprint of an op, equal for whole numbers of any value."""
+        """Fingerprint of an op, equal for numbers of any value."""
         key, literals, regions = fingerprints.parts(op)
         return key, tuple(map(_without_number, literals)), regions
 
@@ -86,11 +86,11 @@ def roll(module: Module, again: Again = NOTHING) -> Rolled:
 
 
 def _without_number(literal: tuple[str, Any, Any] | None) -> Hashable:
-    """A literal of a fingerprint, without the value of a whole number."""
+    """A literal of a fingerprint, without the value of a number."""
     if literal is None:
         return None
     number, shape, dtype = literal
-    return ("" if jnp.issubdtype(dtype, jnp.integer) else number), shape, dtype
+    return ("" if jnp.issubdtype(dtype, jnp.number) else number), shape, dtype
 
 
 def all_layer_scans(module: Module) -> dict[Path, tuple[LayerPair, ...]]:
