@@ -27,6 +27,7 @@ from partir_search.passes.roll import (
     region_at,
     roll,
 )
+from partir_search.passes.roll.early_slices import with_early_slices
 from partir_search.passes.roll.min_cut import min_node_cut
 from partir_search.planning.microbatch import in_time
 from partir_search.planning.trace import read_call, split_call
@@ -215,9 +216,33 @@ def test_layers_of_microbatches() -> None:
 
 
 @pytest.mark.devices
+def test_rows_of_keys() -> None:
+    """Dropout by a row of keys per layer: the slices stand before the layers."""
+    args = deep_args()
+
+    def step(x: Any, *weights: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            y = x @ weights[0]
+            for key, w in zip(jax.random.split(jax.random.key(7), 4), weights[1:], strict=True):
+                y = block(jnp.where(jax.random.bernoulli(key, 0.8, y.shape), y, 0.0), w)
+            return jnp.cos(y).mean()
+
+        grads = jax.grad(loss)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
+
+    module = module_of(step, *args)
+    early = with_early_slices(module)
+    assert early is not module
+    assert with_early_slices(early) is early
+    found = roll(module)
+    assert only_pair(found).forward.layers == 4
+    check_partition(state_of(found.module).partition(), step, args)
+
+
+@pytest.mark.devices
 def test_numbers_of_layers() -> None:
-    """Dropout by a key and a rate per layer, on branches scaled by layer: random bits are equal, the
-    layers' numbers are constants.
+    """Dropout by a key and a rate per layer: random bits are equal, the layers' numbers are constants,
+    floats too.
     """
     args = deep_args()
     key = jax.random.key(7)

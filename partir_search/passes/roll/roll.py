@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from partir_search.ir.core import Module, Op, Region, TensorType, Value, walk_regions
+from partir_search.passes.roll.early_slices import with_early_slices
 from partir_search.passes.roll.ends import with_equal_ends
 from partir_search.passes.roll.further_ops import Again
 from partir_search.passes.roll.layer_scans import LayerPair, layer_scans
@@ -78,11 +79,12 @@ def roll(module: Module, again: Again = NOTHING) -> Rolled:
         most = max((plan.again for plan in plans.values()), default=0)
         return Rolled(new, all_layer_scans(new), tuple(dict.fromkeys(reasons)), count, most)
 
-    even = with_equal_ends(module, print_of, make)
-    if even is not module:
-        found, plain = rolled(even), rolled(module)
-        return found if found.layers > plain.layers else plain
-    return rolled(module)
+    forms = [module, with_equal_ends(module, print_of, make)]
+    early = with_early_slices(module)
+    if early is not module:
+        forms += [early, with_equal_ends(early, print_of, make)]
+    found = [rolled(form) for at, form in enumerate(forms) if form not in forms[:at]]
+    return max(found, key=lambda form: form.layers)  # the first of equal ones
 
 
 def _without_number(literal: tuple[str, Any, Any] | None) -> Hashable:
