@@ -241,9 +241,7 @@ def test_rows_of_keys() -> None:
 
 @pytest.mark.devices
 def test_numbers_of_layers() -> None:
-    """Dropout by a key and a rate per layer: random bits are equal, the layers' numbers are constants,
-    floats too.
-    """
+    """Dropout by a key and a rate per layer: bits are equal, numbers and rates are constants."""
     args = deep_args()
     key = jax.random.key(7)
 
