@@ -1,6 +1,6 @@
 """Broadcasts of values known before a scan, moved into the scan.
 
-jax moves ops that depend on no iteration out of scans with gradients, such as the broadcast of an
+jax moves ops without operands from an iteration out of scans with gradients: the broadcast of an
 attention mask [positions, positions] to the scores [batch, heads, positions, positions]. Inside of
 the scan, kernels repeat the elements themselves; outside, the broadcast is an array in memory.
 """
@@ -20,7 +20,7 @@ _MOVES = frozenset({Role.BROADCAST, Role.RESHAPE, Role.SQUEEZE, Role.TRANSPOSITI
 
 
 def with_broadcasts_inside(module: Module) -> Module:
-    """Module with broadcasts inside of the scans that read them; the same one without any."""
+    """Module with broadcasts inside of the scans with a use; the same one without any."""
     if not any(role_of(op) is Role.SCAN for op in module.ops):
         return module
     rewriter = _Rewriter(module)

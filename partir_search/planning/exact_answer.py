@@ -262,10 +262,10 @@ def _proven(bound: Bound, found: dict[bytes, Named], above: float = PROVEN) -> b
 
 
 def _fitted(steps: FittedSteps, found: Sequence[Named], bound: float | None = None) -> list[Named]:
-    """Assignments, and those fitted into the limits, best first.
+    """Assignments as given and as fitted into the limits, best first.
 
     Args:
-      bound: of the seconds of all assignments; one near it within the limits is enough.
+      bound: of the seconds of all assignments; one near the bound within the limits is enough.
     """
     every = {each.labels.tobytes(): (each, name) for each, name in found}
     for best, name in _over(steps, found)[:FITTED]:

@@ -1,8 +1,8 @@
-"""Plans of other forms of a program, with the tiles and loops of a plan.
+"""Plans of further forms of a program, with the tiles and loops of a plan.
 
-A form runs other segments of the forward pass again. Its values have the names of the plan's
-program, up to suffixes (`passes/remat.py`), but propagation takes other ways where fewer values
-run again: the plan's actions may lose tiles there, or reach further ones.
+Forms differ in the segments of the forward pass computed again, and values have equal names up to
+suffixes (`passes/remat.py`). With fewer values computed again propagation takes further ways: the
+plan's actions may lose tiles, or reach more.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def with_tiles_of(
     actions: Sequence[Action],
     objective: Callable[[Cost], float],
 ) -> Planned | None:
-    """Plan of a form with the tiles of a plan of another form, by corrected actions.
+    """Plan of a form with the tiles of another form's plan, by corrected actions.
 
     Args:
       planner: of the form.
-      planned: the plan of the other form.
+      planned: plan of the known form.
       played: the actions' plan of the form.
-      actions: of the other form's plan, with the names of this one.
+      actions: of the known form's plan, with the names of this one.
       objective: the quantity to minimise.
 
     Returns:
-      None if the corrected actions gain less than `LEAST_GAIN` on `played`, if the form has values
-      that the other lacks, and for axes with modes or diagonals.
+      None if the corrected actions gain less than `LEAST_GAIN` on `played`, if the form has further
+      values, and for axes with modes or diagonals.
     """
     graph, mesh = planner.graph, planner.mesh
     if planned.mesh != mesh or mesh.triples or planned.state.modes != NO_MODES:
@@ -69,7 +69,7 @@ def with_tiles_of(
 
 
 def _corrected(target: TargetTiles, action: Action) -> list[Action]:
-    """An action on values that the program has, corrected; nothing if it is illegal."""
+    """An action on the program's own values, corrected; nothing for an illegal one."""
     state, module = target.state, target.state.graph.module
     some = action.within(module) or action
     try:
@@ -95,7 +95,7 @@ def _corrected(target: TargetTiles, action: Action) -> list[Action]:
 
 
 def _rows(planned: Planned, graph: Graph) -> tuple[list[Row], list[Row]] | None:
-    """Tiles of the classes and loops of the nodes of a graph, as in a plan of another form.
+    """Tiles of the classes and loops of the nodes of a graph, as in a plan of the known form.
 
     Returns:
       None if the plan's program lacks a value.
@@ -131,7 +131,7 @@ def _follow_result(
 ) -> None:
     """Gives a node loops over the tiled dims of the first result.
 
-    In the other form the op has no loops of its own, as its values are of one class.
+    In the known form the op has no loops of its own, as operands and result are of one class.
     """
     op = graph.module.ops[graph.nodes[n].op]
     rule, cls = graph.rules[op.id], graph.class_of[op.results[0].id]

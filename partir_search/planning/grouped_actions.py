@@ -27,9 +27,9 @@ def grouped(actions: Sequence[Action], reached: State) -> Sequence[Action]:
     for at, action in enumerate(actions):
         match action:
             case Tile(value, dim, axis):
-                key: object = "tile", NUMBER.sub("", value), dim, axis
+                key: object = Tile, NUMBER.sub("", value), dim, axis
             case FixLoop(value, factor, axis):
-                key = "loop", NUMBER.sub("", value), factor, axis
+                key = FixLoop, NUMBER.sub("", value), factor, axis
             case _:
                 key = at
         groups.setdefault(key, []).append(action)

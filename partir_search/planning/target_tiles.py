@@ -1,8 +1,9 @@
 """Actions that reach given tiles and loops.
 
-The actions come from a like program, where propagation takes other ways. Each action is compared
-with the tiles wanted: stray tiles become barriers, contrary loops are fixed, and missing tiles are
-decided at the end. If tiles are still missing, all tiles are decided anew, without the actions.
+The actions come from a like program, in which propagation takes further ways. Each action is
+compared with the tiles wanted: stray tiles become barriers, contrary loops are fixed, and missing
+tiles are decided at the end. If tiles are still missing, all tiles are decided anew, without the
+actions.
 """
 
 from __future__ import annotations

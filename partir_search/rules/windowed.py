@@ -151,9 +151,9 @@ def _is_window_gradient(op: Op) -> bool:
 
 
 def _window_elements(op: Op) -> tuple[int, int]:
-    """Elements of a window with its holes, and without; (1, 1) for the gradient of a window.
+    """Elements of a window with the holes, and without.
 
-    So it is for an image without holes whose ends are padded alike.
+    (1, 1) for the gradient of a window, and for an image without holes whose ends are padded alike.
     """
     if _is_window_gradient(op) or _explicit_padding(op) == 1.0:
         return 1, 1
@@ -166,7 +166,7 @@ def _window_elements(op: Op) -> tuple[int, int]:
 def _unsplit_pixels(op: Op) -> int:
     """Pixels of the gradient of a window that strides, or of an image with holes; 0 otherwise.
 
-    A window with holes strides in its gradient.
+    A window with holes strides in the gradient.
     """
     p = op.params
     plain = {*p["window_strides"], *p["lhs_dilation"]} == {1}

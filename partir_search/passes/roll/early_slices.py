@@ -1,7 +1,7 @@
 """Slices of one value by layer, moved in front of the layers.
 
 `for key in jax.random.split(key, layers)` slices a row of the keys in each layer. Slices of unlike
-rows are unlike ops; right behind the op that makes the keys they are values given to the layers.
+rows are unlike ops; right behind the maker of the keys, the slices are values given to the layers.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def recomputed_reads(
 
 
 def last_read(v: Value, uses: DefUse, position: Ints, read_until: Sequence[int]) -> int:
-    """Position of the last kernel that computes with a stored value; NONE without readers.
+    """Position of the last kernel computing with a stored value; NONE without readers.
 
     Args:
       position: [ops] of each op in its region.

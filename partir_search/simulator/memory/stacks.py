@@ -1,8 +1,8 @@
-"""Rows of stacks that loops read: slices of values that hold one row per iteration.
+"""Rows of stacks read by loops: slices of values with one row per iteration.
 
-A row lies in memory on the chip only where the whole stack does
-(`XlaTraits.vmem_resident_fraction`). Evidence: products with softmaxes bf16[4,16,512,512], compiled
-for v5e, take 19 to 23 us where the softmax is on the chip, 70 and 82 with a row of a stack.
+A row lies in memory on the chip only with the whole stack (`XlaTraits.vmem_resident_fraction`).
+Evidence: products with softmaxes bf16[4,16,512,512], compiled for v5e, take 19 to 23 us with the
+softmax on the chip, 70 and 82 with a row of a stack.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from partir_search.simulator.arrays import Floats
 
 
 def stack_rows(module: Module, rules: Sequence[OpRule]) -> Floats:
-    """[values] rows of the stack that a value is one row of; 1 for values that are no rows.
+    """[values] number of rows of a row's stack; 1 for values without a stack.
 
     Args:
       rules: per op id.

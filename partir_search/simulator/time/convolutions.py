@@ -3,7 +3,7 @@
 - A convolution runs at n / (n + h) of the rate, with n the features of the input or of the result
   on one device, the fewer of both, and h `XlaTraits.half_rate_features`.
 - With `XlaTraits.fills_dilated_windows` the holes of a window take as long as elements, if the ends
-  of its image are padded differently, and so do the holes of an image, but in gradients.
+  of the image are padded differently, like the holes of an image, but in gradients.
 - The gradient of a window that strides, or of an image with holes, runs as a convolution with few
   results of long sums, and n results take n / `XlaTraits.full_rate_results` of the rate.
 """

@@ -56,7 +56,7 @@ class Roofline:
     Attributes:
       nbytes: [values] local bytes of each value in its home layout, with padding.
       width: [values] stored bytes as a multiple of the type's.
-      rows: [values] rows of the stack that a value is one row of.
+      rows: [values] number of rows of a row's stack.
       flops / moved: [K] operations and bytes of traffic per step.
       seconds: [K] seconds per step; of a fused kernel in total, at the leader.
       ratio: [K] of seconds to those of the components (`time/corrections.py`); None for 1.
@@ -121,7 +121,7 @@ def roofline(
       rates: [K] attained matrix rate of each kernel, flops per second.
       nbytes: [values] unpartitioned bytes.
       width: [values] stored bytes as a multiple of the type's.
-      rows: [values] rows of the stack that a value is one row of (`memory/stacks.py`).
+      rows: [values] number of rows of a row's stack (`memory/stacks.py`).
       padding: of values that fill no tiles.
       copies: between layouts.
       corrections: by measured figures, if any.

@@ -1,8 +1,8 @@
 """Copies of rows of the stacks that a scan reads and writes (`XlaTraits.copies_scan_rows`).
 
 A scan stacks a result of each iteration, as residuals for the backward scan. XLA:GPU first fills a
-stack with zeros. An elementwise kernel or a reduction writes its result into the stack itself, if
-no other kernel of the iteration reads the result; others are copied. Elementwise kernels and
+stack with zeros. An elementwise kernel or a reduction writes the result into the stack itself, if
+no kernel of the iteration reads the result; further results are copied. Elementwise kernels and
 reductions read rows of a stack in place, for a product a row is copied first.
 """
 
