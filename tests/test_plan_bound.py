@@ -110,6 +110,7 @@ def test_plans_outside_of_the_space_may_take_less_time() -> None:
     bound = PlanBound(1.0, 0.9, ("sub-axes", "padding"))
     assert bound.optimal
     assert bound.nearness == "10.0 % less time"
+    assert PlanBound(1.0, 0.99999, ("sub-axes",)).nearness == "optimal"
     assert "than every plan of this space (all tilings and loops" in str(bound)
     assert "without sub-axes, padding, rings, kept copies, pipelines and" in str(bound)
     assert PlanBound.from_json(json.loads(json.dumps(bound.to_json()))) == bound

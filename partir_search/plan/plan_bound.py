@@ -10,6 +10,7 @@ from typing import Any
 from partir_search.plan.json_entries import typed_entry
 
 LEFT_OUT = "rings", "kept copies", "pipelines and recomputation"
+LEAST_LESS = 1e-4  # relative, to call a plan faster than every plan of the space
 ROUNDING = 1e-6  # relative; a plan as near to the bound is the optimum
 
 
@@ -65,10 +66,8 @@ class PlanBound:
         """The gap in percent: "within 2.8 %", rounded up; "optimal" without a gap; "2.8 % less
         time", rounded down, for a plan outside of the space.
         """
-        if self.gap < 0.0:
-            return f"{_percent(-self.gap)} less time"
         if self.optimal:
-            return "optimal"
+            return f"{_percent(-self.gap)} less time" if self._is_outside else "optimal"
         if math.isinf(self.gap):
             return "within any factor"
         return f"within {_percent(self.gap, up=True)}"
@@ -76,11 +75,16 @@ class PlanBound:
     @property
     def reference(self) -> str:
         """Plans that `nearness` refers to."""
-        if self.gap < 0.0:
+        if self._is_outside:
             return "than every plan of this space"
         if self.optimal:
             return "no plan of this space takes fewer seconds"
         return "of the best plan of this space"
+
+    @property
+    def _is_outside(self) -> bool:
+        """True for a plan in less time than every plan of the space."""
+        return self.gap <= -LEAST_LESS
 
     def to_json(self) -> dict[str, Any]:
         """Fields without empty ones, as JSON values."""

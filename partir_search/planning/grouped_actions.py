@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from partir_search.propagation.actions import Action, FixLoop, Tile
 from partir_search.propagation.apply import apply_compatible
@@ -16,6 +16,8 @@ NUMBER = re.compile(r"\d+")  # in a name: of a layer, or of one of several equal
 def grouped(actions: Sequence[Action], reached: State) -> Sequence[Action]:
     """Actions with equal ones on values that differ in numbers of their names joined.
 
+    Joined actions stand at the place of the first or, to reach the state, of the last one.
+
     Args:
       actions: from the first state of a program, all legal.
       reached: the state after the actions.
@@ -23,20 +25,31 @@ def grouped(actions: Sequence[Action], reached: State) -> Sequence[Action]:
     Returns:
       `actions` if the joined ones reach another state.
     """
-    groups: dict[object, list[Action]] = {}
-    for at, action in enumerate(actions):
-        match action:
-            case Tile(value, dim, axis):
-                key: object = Tile, NUMBER.sub("", value), dim, axis
-            case FixLoop(value, factor, axis):
-                key = FixLoop, NUMBER.sub("", value), factor, axis
-            case _:
-                key = at
-        groups.setdefault(key, []).append(action)
-    found = [_joined(group) for group in groups.values()]
-    state = State(reached.graph, reached.mesh)
-    played, dropped = apply_compatible(state, found)
-    return played if not dropped and state.key() == reached.key() else actions
+    keys = [*map(_key, range(len(actions)), actions)]
+    first, last = dict.fromkeys(keys), dict.fromkeys(reversed(keys))
+    for order in (first, reversed(last)):
+        groups: dict[Hashable, list[Action]] = {key: [] for key in order}
+        for key, action in zip(keys, actions, strict=True):
+            groups[key].append(action)
+        state = State(reached.graph, reached.mesh)
+        played, dropped = apply_compatible(state, [_joined(group) for group in groups.values()])
+        if not dropped and state.key() == reached.key():
+            return played
+    return actions
+
+
+def _key(at: int, action: Action) -> Hashable:
+    """Key, equal for actions to join.
+
+    Args:
+      at: number of the action.
+    """
+    match action:
+        case Tile(value, dim, axis):
+            return Tile, NUMBER.sub("", value), dim, axis
+        case FixLoop(value, factor, axis):
+            return FixLoop, NUMBER.sub("", value), factor, axis
+    return at
 
 
 def _joined(actions: Sequence[Action]) -> Action:
