@@ -48,8 +48,10 @@ def test_values_have_the_tiles_of_the_plan(seed: int) -> None:
         planner = Planner(form, MESH, ps.MACHINES["tpu_v5e"])
         renamed = renamed_for(form, planned.actions)
         played, _ = planner.replay_compatible(renamed)
-        found = with_tiles_of(planner, planned, played, renamed, lambda cost: 0.0)
+        fixed = renamed[:1]
+        found = with_tiles_of(planner, planned, played, renamed, fixed, lambda cost: 0.0)
         assert found is not None
+        assert {v for a in fixed for v in a.values} <= {v for a in found.actions for v in a.values}
         alike = 0
         for members in found.graph.members:
             name = namesake(form.values[members[0]].name, known)
@@ -64,7 +66,7 @@ def test_plans_with_modes_keep_their_actions() -> None:
     planner = Planner(module, MESH, ps.MACHINES["tpu_v5e"])
     actions = [Tile("a0", 0, "batch"), ps.KeepGathered("batch")]
     planned, _ = planner.replay_compatible(actions)
-    assert with_tiles_of(planner, planned, planned, actions, lambda cost: 0.0) is None
+    assert with_tiles_of(planner, planned, planned, actions, (), lambda cost: 0.0) is None
 
 
 def test_equal_actions_on_layers_are_one() -> None:

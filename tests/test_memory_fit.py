@@ -137,7 +137,7 @@ def test_fewer_segments_by_decisions_that_hold() -> None:
     def correct(
         form: Module, actions: Sequence[Action], other: Planned, played: Planned
     ) -> Planned | None:
-        return with_tiles_of(Planner(form, MESH, CPU), other, played, actions, lambda cost: 0.0)
+        return with_tiles_of(Planner(form, MESH, CPU), other, played, actions, (), lambda cost: 0.0)
 
     for least, *more in ((1, lambda rewritten: known), (0, None, correct)):
         found, some = fitted(*more)  # corrected, the plan fits without any segment

@@ -22,6 +22,7 @@ from partir_search.planning.target_tiles import Row, TargetTiles, give_rows, row
 from partir_search.planning.unfold import OwnMembers
 from partir_search.propagation.actions import Action
 from partir_search.propagation.actions.tilings import classes_of
+from partir_search.propagation.apply import apply_compatible
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.reach import reached_barriers
 from partir_search.propagation.state import State
@@ -35,6 +36,7 @@ def with_tiles_of(
     planned: Planned,
     played: Planned,
     actions: Sequence[Action],
+    fixed: Sequence[Action],
     objective: Callable[[Cost], float],
 ) -> Planned | None:
     """Plan of a form with the tiles of another form's plan, by corrected actions.
@@ -44,6 +46,7 @@ def with_tiles_of(
       planned: plan of the known form.
       played: the actions' plan of the form.
       actions: of the known form's plan, with the names of this one.
+      fixed: actions of the user's shardings, kept in any case.
       objective: the quantity to minimise.
 
     Returns:
@@ -61,10 +64,11 @@ def with_tiles_of(
     if objective(planner.costed(state)[1]) > most:
         return None
     state = State(graph, mesh)
+    first, _ = apply_compatible(state, fixed)
     known = np.ones(len(graph.members), dtype=np.bool_)
     target = TargetTiles(state, *rows, known, graph.op_nodes, OwnMembers(graph))
     corrected = target.reached(_corrected(target, each) for each in actions)
-    found = planner.finish(state, grouped(corrected, state))
+    found = planner.finish(state, grouped([*first, *corrected], state))
     return found if objective(found.cost) <= most else None
 
 

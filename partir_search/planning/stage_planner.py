@@ -257,7 +257,8 @@ class StagePlanner:
         def correct(
             module: Module, actions: Sequence[Action], other: Planned, played: Planned
         ) -> Planned | None:
-            return with_tiles_of(self.planner(module), other, played, actions, objective)
+            planner, fixed = self.planner(module), self.fixed(module)
+            return with_tiles_of(planner, other, played, actions, fixed, objective)
 
         known = self._known if self._options.searches_all else None
         forms = FormPlanner(search, self._replayed, objective, known, correct)
