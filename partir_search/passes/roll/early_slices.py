@@ -23,9 +23,8 @@ def with_early_slices(module: Module) -> Module:
 
 
 def _ordered(region: Region) -> Region:
-    slices = collections.Counter(
-        op.operands[0] for op in region.ops if role_of(op) is Role.SLICE and not op.backward
-    )
+    forward = [op for op in region.ops if role_of(op) is Role.SLICE and not op.backward]
+    slices = collections.Counter(v for op in forward for _, v in op.inputs())
     place: dict[Value, int] = {}  # of the op that makes a value, or behind which the op moves
     moved = set[Value]()
     keys: list[tuple[int, int]] = []
