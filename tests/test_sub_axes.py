@@ -17,8 +17,9 @@ import partir_search as ps
 from models import llama
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.game import Move, Score, play, rewind
+from partir_search.mcts.goals import Spare, scorer
 from partir_search.planning.answers_unsplit import answers_unsplit
-from partir_search.planning.exact_answer import exact_moves
+from partir_search.planning.exact_answer import ExactAnswer, exact_moves
 from partir_search.planning.exact_steps import ExactSteps
 from partir_search.planning.game import PlanningGame
 from partir_search.planning.planner import Planner
@@ -90,11 +91,19 @@ def test_exact_steps_along_whole_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planner.mesh.sub_axes() == {"model": [4, 2]}
     _, game = planner.game(planner.names)
     known = named_strategies(planner.mesh, planner.names, game.targets)
-    assert exact_moves(game, known).moves
+    split = dataclasses.replace(exact_moves(game, known), bound=None)
+    assert split.moves
+    bounded = answers_unsplit(planner, game, split, planner.names, (), (), 1000)
+    assert bounded.moves == split.moves
+    assert bounded.without == ("sub-axes",)
+    assert bounded.bound is not None
+    game.goal = scorer([*planner.goals, Spare(1e9, 1e-12, 1.0)])
+    assert answers_unsplit(planner, game, split, planner.names, (), (), 1000) is split
+    game.goal = scorer(planner.goals)
     most = max(map(len, ExactSteps(game).tables.variables.sets))
     monkeypatch.setattr("partir_search.planning.exact_steps.MAX_CHOICES", most - 1)
     assert not exact_moves(game, known).moves
-    found = answers_unsplit(planner, game, planner.names, (), (), 1000)
+    found = answers_unsplit(planner, game, ExactAnswer(), planner.names, (), (), 1000)
     assert found.moves
     assert found.without == ("sub-axes",)
     assert not found.proven
@@ -109,7 +118,9 @@ def test_exact_steps_along_whole_axes(monkeypatch: pytest.MonkeyPatch) -> None:
         tiled += max(game.state.tiles[1]) >= 0
         rewind(game, 1)
     assert tiled
-    assert not answers_unsplit(planner, game, ("data", "model.0"), (), (), 1000).moves
+    assert not answers_unsplit(
+        planner, game, ExactAnswer(), ("data", "model.0"), (), (), 1000
+    ).moves
     scores = [played_score(game, move) for move in found.moves]
     plan = planner.run([ps.AutomaticPartition()], episodes=900)
     assert plan.cost.seconds <= min(score.objective for score in scores) * (1.0 + 1e-9)

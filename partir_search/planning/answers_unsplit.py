@@ -7,6 +7,7 @@ mesh too, with equal tiles and loops along all parts of an axis.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from partir_search.ir.mesh import MeshShape
@@ -24,6 +25,7 @@ NEAR = 0.03  # of the bound, at which an answer settles the search
 def answers_unsplit(
     planner: MeshPlanner,
     game: PlanningGame,
+    split: ExactAnswer,
     names: Sequence[str],
     before: Sequence[Action],
     exclude: Sequence[str],
@@ -32,30 +34,36 @@ def answers_unsplit(
     """The best assignments along whole axes, as moves of a game on the split mesh.
 
     The bound is of plans without sub-axes; plans with sub-axes may be faster. An answer near the
-    bound settles the search, another keeps all episodes.
+    bound settles the search, another keeps all episodes. Answers along sub-axes keep their place,
+    and get the bound of one start along whole axes.
 
     Args:
       planner: of the mesh with sub-axes.
       game: of the search, in its first state.
+      split: answers along sub-axes, without a bound; none with tables too large.
       names: axes of the search.
       before: actions applied before the search.
       exclude: globs of arguments excluded from moves.
       episodes: of the search.
 
     Returns:
-      Empty without sub-axes, if `before` or the search names one, for short searches, and without
-      exact steps.
+      `split` without sub-axes, if `before` or the search names one, for short searches, without
+      exact steps, and if a form competes with another, or seconds are not minimised alone.
     """
     mesh = planner.mesh
     given = [*names, *(action.axis for action in before)]
     if episodes < EPISODES_PER_START or not mesh.sub_axes() or mesh.time_axes:
-        return ExactAnswer()
+        return split
     if not _are_whole(given, mesh.user):
-        return ExactAnswer()
+        return split
+    if split.moves and (game.beat is not None or not split.minimises_seconds):
+        return split
     plain = planner.on_mesh(mesh.user, split=False)
     _, whole = plain.game(names, before, exclude)
     known = named_strategies(plain.mesh, names, whole.targets, stages=planner.stage_axes)
-    found = exact_moves(whole, known, episodes=episodes)
+    found = exact_moves(whole, known, episodes=episodes, bound_alone=bool(split.moves))
+    if split.moves:
+        return dataclasses.replace(split, bound=found.bound, without=("sub-axes",))
     axes = [plain.mesh.names.index(axis) for axis in mesh.whole]
     moves = [_split(game, whole, move, axes) for move in found.moves]
     settled = found.settled and found.nears_bound(NEAR)

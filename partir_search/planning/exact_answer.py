@@ -66,6 +66,12 @@ class ExactAnswer:
     starts: Sequence[Named] = ()
     found: Sequence[Named] = ()
 
+    @property
+    def minimises_seconds(self) -> bool:
+        """True if the objective of the best assignment is the seconds alone."""
+        best = self.found[0][0].labels if self.found else None
+        return best is not None and self.steps is not None and self.steps.minimises_seconds(best)
+
     def nears_bound(self, above: float) -> bool:
         """True if the best assignment takes at most a share `above` more seconds than the bound."""
         if self.bound is None or not self.found:
@@ -97,6 +103,8 @@ def exact_moves(
     starts: Sequence[tuple[str, Sequence[Move]]],
     count: int = EXACT_FINALISTS,
     episodes: int = STARTS * EPISODES_PER_START,
+    *,
+    bound_alone: bool = False,
 ) -> ExactAnswer:
     """The best assignments by exact steps, and a lower bound of all.
 
@@ -110,6 +118,7 @@ def exact_moves(
         next by objective, as steps also keep limits.
       count: most assignments.
       episodes: of the search; with fewer than `EPISODES_PER_START` the answer is empty.
+      bound_alone: one strategy is improved, for the sake of the bound.
 
     Returns:
       At most `count` moves; none for a program without pairwise costs (rings, kept copies). No
@@ -131,7 +140,7 @@ def exact_moves(
     found: dict[bytes, Named] = {}
     afforded = max(LABELS_OF_STARTS // sum(steps.tables.variables.sizes), 1)
     bound: Bound | None = None
-    started = min(STARTS, episodes // EPISODES_PER_START, afforded)
+    started = 1 if bound_alone else min(STARTS, episodes // EPISODES_PER_START, afforded)
     for score in (first, *others)[:started]:
         name, labels = scored[score]
         best = steps.improve(labels, beat=_nearest(found))[0]
@@ -147,9 +156,10 @@ def exact_moves(
         bound = _bounded(steps, found, bound) if near else bound
         reached = min(each.score.excess for each, _ in found.values()) <= OUT_OF_REACH
         near = near and reached
+        tries = near and not bound_alone
         if near and bound is not None and not _proven(bound, found, NEAR):
             bound = _bounded(steps, found, bound, raises=True)
-        if near and (bound is None or not _proven(bound, found, FAR)):
+        if tries and (bound is None or not _proven(bound, found, FAR)):
             # With a price of memory no trial gained: segments decide more.
             trials = TRIALS if steps.minimises_seconds(scored[first][1]) else 0
             rest = _unlike([scored[score] for score in (first, *others)], started, trials)

@@ -263,8 +263,10 @@ class Planner:
                 kept += in_space
             else:
                 exact = exact_moves(game, [*known, *named], episodes=wanted)
-                if not exact.moves:  # of too many labels, along sub-axes
-                    exact = answers_unsplit(self, game, names, before, tactic.exclude, wanted)
+                if exact.bound is None:  # of too many labels, along sub-axes
+                    exact = answers_unsplit(
+                        self, game, exact, names, before, tactic.exclude, wanted
+                    )
         with self._clock.timed("search"):
             paths = [*starts, *((move,) for move in exact.moves[:EXACT_STARTS]), *kept]
             ends = {"settled": exact.settled, "completes": journal.completes}
