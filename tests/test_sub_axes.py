@@ -118,9 +118,8 @@ def test_exact_steps_along_whole_axes(monkeypatch: pytest.MonkeyPatch) -> None:
         tiled += max(game.state.tiles[1]) >= 0
         rewind(game, 1)
     assert tiled
-    assert not answers_unsplit(
-        planner, game, ExactAnswer(), ("data", "model.0"), (), (), 1000
-    ).moves
+    names = "data", "model.0"
+    assert not answers_unsplit(planner, game, ExactAnswer(), names, (), (), 1000).moves
     scores = [played_score(game, move) for move in found.moves]
     plan = planner.run([ps.AutomaticPartition()], episodes=900)
     assert plan.cost.seconds <= min(score.objective for score in scores) * (1.0 + 1e-9)
