@@ -254,19 +254,15 @@ class Planner:
             starts.append((TileStacks(self.mesh.axes("+".join(given))), *starts[-1]))
         with self._clock.timed("exact steps"):
             named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
-            wanted = 0 if journal.completes else episodes
+            wanted, space = 0 if journal.completes else episodes, (names, before, tactic.exclude)
             in_space: Sequence[tuple[Move, ...]] = ()
             if self.mesh.diagonals:  # rings are not pairwise
-                exact, in_space = answers_in_space(
-                    self, names, before, tactic.exclude, wanted, seed, progress
-                )
+                exact, in_space = answers_in_space(self, *space, wanted, seed, progress)
                 kept += in_space
             else:
                 exact = exact_moves(game, [*known, *named], episodes=wanted)
                 if exact.bound is None:  # of too many labels, along sub-axes
-                    exact = answers_unsplit(
-                        self, game, exact, names, before, tactic.exclude, wanted
-                    )
+                    exact = answers_unsplit(self, game, exact, *space, wanted)
         with self._clock.timed("search"):
             paths = [*starts, *((move,) for move in exact.moves[:EXACT_STARTS]), *kept]
             ends = {"settled": exact.settled, "completes": journal.completes}
