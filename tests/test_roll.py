@@ -222,8 +222,9 @@ def test_rows_of_keys() -> None:
 
     def step(x: Any, *weights: Any) -> Any:
         def loss(weights: Any) -> Any:
-            y = x @ weights[0]
-            for key, w in zip(jax.random.split(jax.random.key(7), 4), weights[1:], strict=True):
+            y, keys = x @ weights[0], jax.random.split(jax.random.key(7), 4)
+            for i, w in enumerate(weights[1:]):
+                key = jax.lax.slice_in_dim(keys, i, i + 1)[0]
                 y = block(jnp.where(jax.random.bernoulli(key, 0.8, y.shape), y, 0.0), w)
             return jnp.cos(y).mean()
 

@@ -84,7 +84,11 @@ def roll(module: Module, again: Again = NOTHING) -> Rolled:
     if early is not module:
         forms += [early, with_equal_ends(early, print_of, make)]
     found = [rolled(form) for at, form in enumerate(forms) if form not in forms[:at]]
-    return max(found, key=lambda form: form.layers)  # the first of equal ones
+    best = max(found, key=lambda form: form.layers)  # the first of equal ones
+    if best.layers:
+        return best
+    reasons = dict.fromkeys(reason for form in found for reason in form.reasons)
+    return dataclasses.replace(best, reasons=tuple(reasons))
 
 
 def _without_number(literal: tuple[str, Any, Any] | None) -> Hashable:
