@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 import types
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.game import rewind
 from partir_search.mcts.goals import is_monotone, scorer
 from partir_search.passes.remat import Range, find_segments, rematerialize
+from partir_search.passes.views import with_views
 from partir_search.plan.evaluation import Evaluated
 from partir_search.plan.planned import Planned
 from partir_search.plan.report.summary import summary
@@ -39,7 +39,7 @@ from partir_search.planning.planner import Planner
 from partir_search.planning.segment_effects import Effect
 from partir_search.planning.segment_peaks import SegmentPeaks, predict_segments
 from partir_search.planning.stage_planner import StagePlanner
-from partir_search.planning.trace import split_call, trace_call
+from partir_search.planning.trace import read_call, split_call, trace_call
 from partir_search.propagation.actions import Action, Replicate, Tile
 from partir_search.propagation.state import State
 from partir_search.simulator.cost import Cost
@@ -298,17 +298,31 @@ def test_predicted_peaks_and_seconds() -> None:
     assert peaks.peak(segments[:2]) < peaks.peak(segments[:1]) < peaks.peak(())
 
 
-@functools.cache
-def scanned_attention() -> Module:
-    """A scan over layers of attention, without a checkpoint of its own."""
+def scanned_attention(inside: bool) -> Module:
+    """A scan over layers of attention, without a checkpoint of its own.
+
+    Args:
+      inside: the mask is broadcast inside of the scans; else before, as jax traces it.
+    """
     entry = MODELS["gpt-scan-tiny"].resized(remat="", layers=4, seq=256, d_model=128, heads=4)
     step, args = jax.jit(entry.step), entry.abstract_args(16)
-    return trace_call(step, split_call(step, args, {}, (), ()), args, {}, "step").module
+    call = split_call(step, args, {}, (), ())
+    if inside:
+        return trace_call(step, call, args, {}, "step").module
+    return read_call(step, call, args, {}, "step").run("views", with_views).module
 
 
-def test_predicted_peaks_and_seconds_of_scans() -> None:
-    """Predictions for scans with stored results agree with plans of rewritten programs."""
-    module, mesh, v5e = scanned_attention(), MeshShape(("data",), (2,)), find_machine("tpu_v5e")
+@pytest.mark.parametrize("inside", [False, True])
+def test_predicted_peaks_and_seconds_of_scans(inside: bool) -> None:
+    """Predictions for scans with stored results agree with plans of rewritten programs.
+
+    With masks inside of the scans one form peaks above the form before, by 0.3 % of the plain peak.
+    """
+    module, mesh, v5e = (
+        scanned_attention(inside),
+        MeshShape(("data",), (2,)),
+        find_machine("tpu_v5e"),
+    )
     segments = find_segments(module)
     assert [module.body.ops[begin].prim for begin, _ in segments] == ["scan"]
 
@@ -334,9 +348,9 @@ def test_predicted_peaks_and_seconds_of_scans() -> None:
         predicted.append(peaks.peak([form]))
     assert seconds == sorted(seconds)
     assert predicted == sorted(predicted, reverse=True)
-    # Actual peaks follow the predicted ones within 0.4 %.
-    more = np.diff(nbytes)
-    assert more.max() < 0.004 * plain.cost.peak_bytes
+    if not inside:
+        assert nbytes == sorted(nbytes, reverse=True)
+    assert np.diff(nbytes).max() < 0.004 * plain.cost.peak_bytes
     assert plain.cost.seconds + seconds[-1] == pytest.approx(full.cost.seconds)
 
 
