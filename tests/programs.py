@@ -13,6 +13,7 @@ from jax import lax
 
 from tests.generated.batched_loops import batched_loop
 from tests.generated.refs import ref_form
+from tests.generated.row_numbers import row_numbers
 from tests.generated.windows import conv, overlapping_pool, pool, strided_conv
 
 SIZES = (2, 3, 4, 6, 8)
@@ -24,7 +25,7 @@ KINDS = (
     *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve"),
     "batched_loop",
     "refs",
-    "no_iterations",
+    *("no_iterations", "row_numbers"),
 )
 
 
@@ -32,6 +33,7 @@ class Builder:
     """Grows a program value by value from a seeded generator."""
 
     batched_loop = batched_loop
+    row_numbers = row_numbers
     conv = conv
     pool = pool
     strided_conv = strided_conv

@@ -37,8 +37,8 @@ def partitioned(**options: Any) -> Any:
 def test_recorded_in_order() -> None:
     plan = partitioned().plan(X, W)
     names = [record.name for record in plan.passes]
-    rewrites = ["trace", "loop_broadcasts", "views", "group_arguments", "block_scans", "fold"]
-    rewrites += ["search", "unfold"]
+    rewrites = ["trace", "row_lookups", "loop_broadcasts", "views", "group_arguments"]
+    rewrites += ["block_scans", "fold", "search", "unfold"]
     assert names == [*rewrites, "local", *SCHEDULING, "emit"]
     assert names == [name for name in PIPELINE if name in names]
     assert all(record.seconds >= 0 for record in plan.passes)
@@ -69,6 +69,7 @@ def test_rewrites_are_passes() -> None:
     names = [record.name for record in again.passes]
     rewrites = [
         "trace",
+        "row_lookups",
         "loop_broadcasts",
         "views",
         "group_arguments",
@@ -84,29 +85,30 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
     train = partitioned(dump_dir=tmp_path / "passes")
     plan = train.plan(X, W)
     files = sorted(p.name for p in (tmp_path / "passes").iterdir())
-    last = 16 + len(SCHEDULING)
+    last = 17 + len(SCHEDULING)
     assert files == [
         "00_trace.ir",
-        "03_loop_broadcasts.ir",
-        "04_views.ir",
-        "05_group_arguments.ir",
-        "06_block_scans.ir",
-        "12_fold.ir",
-        "13_search.ir",
-        "14_unfold.ir",
-        "15_local.ir",
-        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 16)),
+        "01_row_lookups.ir",
+        "04_loop_broadcasts.ir",
+        "05_views.ir",
+        "06_group_arguments.ir",
+        "07_block_scans.ir",
+        "13_fold.ir",
+        "14_search.ir",
+        "15_unfold.ir",
+        "16_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 17)),
         f"{last}_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
-    assert read["14_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["15_unfold.ir"] == plan.ir(full=True) + "\n"
     assert read[f"{last - 1}_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
     assert "shard_map" in read[f"{last}_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
-    assert (tmp_path / "passes" / other.fingerprint / "15_local.ir").exists()
+    assert (tmp_path / "passes" / other.fingerprint / "16_local.ir").exists()
 
 
 def test_dumps_of_other_static_values(tmp_path: pathlib.Path) -> None:

@@ -31,6 +31,7 @@ from partir_search.passes.align import aligned
 from partir_search.passes.block_scans import with_block_scans
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad
+from partir_search.passes.row_lookups import with_row_lookups
 from partir_search.passes.views import with_views
 from partir_search.planning.assignments import decisions_to
 from partir_search.propagation.actions import action_from_json
@@ -81,7 +82,7 @@ def check(seed: int) -> None:
     rng = random.Random(seed)
     mesh = rng.choice(MESHES)
     if rng.random() < 0.5:
-        module = with_views(module)
+        module = with_views(with_row_lookups(module))
         verify(module)
     state = state_of(module, mesh, contract=rng.random() < 0.5)
     act(state, rng, rng.randint(1, 6))

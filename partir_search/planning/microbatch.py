@@ -29,7 +29,6 @@ from partir_search.lowering.time.loop import looped_in_time
 from partir_search.messages.renamed import renamed_option
 from partir_search.messages.validators import whole_number
 from partir_search.messages.wording import multiples, shown
-from partir_search.passes.row_lookups import with_row_lookups
 from partir_search.planning.trace import Traced, read_call, split_call
 from partir_search.propagation.data_arguments import data_arguments, is_key
 from partir_search.propagation.graph import Graph
@@ -68,7 +67,6 @@ def in_time(module: Module, count: int) -> InTime:
       ValueError: `count` does not divide the batch, or an op needs the whole batch; the message
         names the op, its line and a remedy.
     """
-    module = with_row_lookups(module)
     batch = _batch_arguments(module, count)
     graph = Graph(module, RuleTable(), contract=True)
     state = State(graph, MeshShape((AXIS,), (count,), time_axes=1))

@@ -20,6 +20,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
 from partir_search.ir.reading.manual import RegionAxes
 from partir_search.passes.loop_broadcasts import with_broadcasts_inside
+from partir_search.passes.row_lookups import with_row_lookups
 from partir_search.passes.views import with_views
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.rewrites import Rewrites
@@ -209,8 +210,7 @@ def read_call(
 
     Args:
       jitted: a jitted function.
-      call: the dynamic arguments.
-      args, kwargs: all arguments.
+      call, args, kwargs: the dynamic arguments, and all arguments.
       name: name of the function, for messages.
       donated: per flat argument, True if donated; None to ask `jitted`.
       trip_counts: iterations of data-dependent loops, by glob.
@@ -254,7 +254,8 @@ def read_call(
     weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
     _forget(jitted)
     out_tree = jax.tree.structure(out_info)
-    return Traced(module, in_tree, out_tree, donated, weak, (record,))
+    found = Traced(module, in_tree, out_tree, donated, weak, (record,))
+    return found.run("row_lookups", with_row_lookups)
 
 
 def _forget(jitted: Any) -> None:

@@ -67,8 +67,8 @@ def gather(op: Op) -> OpRule:
             operand_dims[d] = result_dims[place] = f.new(operand[d])
     inexact = jnp.issubdtype(op.results[0].type.dtype, np.inexact)
     indexed = set()
-    for d in dn.collapsed_slice_dims:
-        if d in dn.start_index_map and _summable(op.results[0].type.dtype):
+    for d in _single(op):
+        if _summable(op.results[0].type.dtype):
             operand_dims[d] = f.new(operand[d], "sum")
             indexed.add(operand_dims[d])
     return OpRule(
@@ -99,6 +99,12 @@ def _told(
     return frozenset(told)
 
 
+def _single(op: Op) -> list[int]:
+    """Dims of a gather's operand at indices of which each slice has one element."""
+    starts, sizes = op.params["dimension_numbers"].start_index_map, op.params["slice_sizes"]
+    return sorted(d for d in starts if sizes[d] == 1)
+
+
 def _summable(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, np.number))
 
@@ -124,7 +130,7 @@ def local_gather(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     dn, rule = op.params["dimension_numbers"], gather(op)
     params = _local_slice_sizes(_full_slices(op), op.params, [operand.shape], [])
     shape = _bounds(op)
-    tiled = [d for d in dn.collapsed_slice_dims if rule.operands[0][d] >= 0]
+    tiled = [d for d in _single(op) if rule.operands[0][d] >= 0]
     tiled = [
         d for d in tiled if ctx.tiles(rule.operands[0][d]) > 1 or shape[d] != shape_of(op, 0)[d]
     ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import random
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from partir_search.ir.axis_options import Modes
@@ -33,6 +36,25 @@ def test_loads() -> None:
     assert link_loads(shift(-1, 1), (N, N)) == {(0, 1): (1, 1), (1, -1): (1, 1)}
     assert link_loads(shift(2, 0), (N, N)) == {(0, 1): (2, 2)}
     assert link_loads(((0, 0), (1, 1)), (N,)) == {}
+
+
+def test_loads_hop_by_hop() -> None:
+    """Blocks of a random permutation on each link, walked one hop after the other."""
+    sizes, rng = (3, 4, 2), random.Random(0)
+    targets = rng.sample(range(24), 24)
+    links, hops = collections.Counter[tuple[int, int, tuple[int, ...]]](), {}
+    for source, target in enumerate(targets):
+        at, goal = ([int(x) for x in np.unravel_index(i, sizes)] for i in (source, target))
+        for axis, n in enumerate(sizes):
+            ahead = (goal[axis] - at[axis]) % n
+            sign, count = (1, ahead) if 2 * ahead <= n else (-1, n - ahead)
+            for _ in range(count):
+                links[axis, sign, tuple(at)] += 1
+                at[axis] = (at[axis] + sign) % n
+                hops[axis, sign] = max(count, hops.get((axis, sign), 0))
+    busiest = {key: max(c for (*way, _), c in links.items() if tuple(way) == key) for key in hops}
+    wanted = {key: (busiest[key], hops[key]) for key in hops}
+    assert link_loads(tuple(enumerate(targets)), sizes) == wanted
 
 
 @pytest.mark.parametrize("machine, together", [("tpu_v5e", 1.0), ("h100", 2.0)])

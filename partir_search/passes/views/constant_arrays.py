@@ -35,15 +35,16 @@ class ConstantArrays:
 
     def array(self, x: Operand) -> Any | None:
         """Returns the array of a value; None if it depends on arguments or is too large."""
-        return self._evaluate(x) if self._is_known(x) else None
+        return self._evaluate(x) if self.is_known(x) else None
 
     def entering(self, op: Op) -> Iterator[tuple[Value, Callable[[], Any]]]:
         """Yields arguments of an op's regions equal in each run, with functions of their arrays."""
         for arg, x in loop_constants(op):
-            if self._is_known(x):
+            if self.is_known(x):
                 yield arg, functools.partial(self._evaluate, x)
 
-    def _is_known(self, x: Operand) -> bool:
+    def is_known(self, x: Operand) -> bool:
+        """True if a value depends on no argument, and is not too large."""
         if isinstance(x, Literal):
             return True
         if x in self._arrays:
@@ -56,7 +57,7 @@ class ConstantArrays:
                 and numpy_form(op) is not None
                 and math.prod(x.type.shape) <= MAX_ELEMENTS
             )
-            known = fits and op is not None and all(map(self._is_known, op.operands))
+            known = fits and op is not None and all(map(self.is_known, op.operands))
             self._constant[x] = known
         return known
 

@@ -12,11 +12,14 @@ import functools
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.skewed_schedule import Edge
 from partir_search.simulator.target.machine import Machine
 from partir_search.simulator.time.collectives import collective_seconds, measured_collective
+
+Ints = npt.NDArray[np.int64]
 
 LinkDirection = tuple[int, int]
 """Position of an axis among the permute's axes, and the sign of the direction."""
@@ -38,25 +41,36 @@ def link_loads(
     Returns:
       By axis and direction, the blocks on the busiest link and the most links on a block's way.
     """
-    busy: collections.Counter[tuple[LinkDirection, tuple[int, ...]]] = collections.Counter()
-    longest: dict[LinkDirection, int] = {}
-    for source, target in pairs:
-        at = [int(x) for x in np.unravel_index(source, sizes)]
-        goal = [int(x) for x in np.unravel_index(target, sizes)]
-        for axis, n in enumerate(sizes):
-            ahead = (goal[axis] - at[axis]) % n
-            sign = 1 if 2 * ahead <= n else -1
-            hops = ahead if sign > 0 else n - ahead
-            for _ in range(hops):
-                busy[(axis, sign), tuple(at)] += 1
-                at[axis] = (at[axis] + sign) % n
-            if hops:
-                longest[axis, sign] = max(longest.get((axis, sign), 0), hops)
+    at = np.array(np.unravel_index(np.array([source for source, _ in pairs], int), sizes))
+    goal = np.array(np.unravel_index(np.array([target for _, target in pairs], int), sizes))
     loads: dict[LinkDirection, tuple[int, int]] = {}
-    for (direction, _), blocks in busy.items():
-        busiest = max(blocks, loads.get(direction, (0, 0))[0])
-        loads[direction] = busiest, longest[direction]
+    for axis, n in enumerate(sizes):
+        ahead = (goal[axis] - at[axis]) % n
+        for sign, hops in ((1, ahead), (-1, n - ahead)):
+            goes = (ahead > 0) & ((2 * ahead <= n) == (sign > 0))
+            if goes.any():
+                loads[axis, sign] = _busiest(at[:, goes], hops[goes], axis, sign, sizes)
+        at[axis] = goal[axis]
     return loads
+
+
+def _busiest(at: Ints, hops: Ints, axis: int, sign: int, sizes: tuple[int, ...]) -> tuple[int, int]:
+    """Most blocks on a link of an axis in one direction, and most links on a block's way.
+
+    Args:
+      at: positions of the blocks, one row per axis.
+      hops: links that each block crosses.
+      axis: the axis along which blocks travel.
+      sign: 1 toward higher positions, -1 toward lower ones.
+      sizes: sizes of the axes.
+    """
+    crossed = np.zeros(int(np.prod(sizes)), int)
+    place = at.copy()
+    for done in range(int(hops.max())):
+        place[axis] = (at[axis] + sign * done) % sizes[axis]
+        links = np.ravel_multi_index(tuple(place[:, hops > done]), sizes)
+        crossed += np.bincount(links, minlength=len(crossed))
+    return int(crossed.max()), int(hops.max())
 
 
 def permute_seconds(sent: Iterable[Sent], mesh: MeshShape, machine: Machine) -> float:
