@@ -22,7 +22,7 @@ def warn_opaque(module: Module) -> None:
             warnings.warn(
                 f"primitive {op.prim!r} has no sharding rule: its {n} uses (first:"
                 f" {op.source}) run replicated on every device; partir_search.register_rule gives"
-                " it one",
+                " it one, and partir_search.with_rule a function that calls it",
                 stacklevel=2,
             )
 

@@ -37,7 +37,7 @@ UNRULED: Mapping[str, str] = {
             *("dot_product_attention_fp8_bwd", "dot_product_attention_fp8_bwd_wrapper"),
             *("dot_product_attention_fp8_fwd", "dot_product_attention_fp8_fwd_wrapper"),
             *("dot_product_attention_fwd", "dot_product_attention_fwd_wrapper", "ffi_call"),
-            *("pallas_call", "spsolve"),
+            "spsolve",
         ),
         _FOREIGN,
     ),

@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry2x32_p
 from jax.interpreters import ad
 
+from tests.propagation.kernel_cases import KERNEL_CASES
 from tests.propagation.linalg_cases import LINALG_CASES
 from tests.propagation.samples import Case, bools, floats, ints
 
@@ -64,6 +65,7 @@ def scatter_to_largest(x: Any, y: Any) -> Any:
 
 
 CASES: dict[str, Case] = {
+    **KERNEL_CASES,
     **LINALG_CASES,
     "add": ("add", lax.add, (floats(4, 6), floats(4, 6))),
     "add_any": ("add_any", ad.add_jaxvals, (floats(4, 6), floats(4, 6))),

@@ -17,7 +17,7 @@ from partir_search.ir.core import Op, Region
 from partir_search.ir.kind import Kind
 from partir_search.ir.rule import OpRule
 
-HEAVY = frozenset({Kind.CONTRACTION, Kind.DECOMPOSITION})
+HEAVY = frozenset({Kind.CONTRACTION, Kind.DECOMPOSITION, Kind.KERNEL})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
