@@ -15,8 +15,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import Literal, jaxpr_as_fun
 
 from partir_search.ir.core import Op, Shape
 from partir_search.ir.kind import Kind
@@ -24,6 +25,21 @@ from partir_search.ir.rule import NONE, OpRule
 from partir_search.rules.registry import register, whole
 
 PLACES = frozenset({"program_id", "num_programs"})  # primitives that read a place along the grid
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _GridLoop:
+    """Loop over a grid dim.
+
+    Attributes:
+      size: parts of the grid dim with blocks of their own in every array.
+      places: (array, dim) pairs that the loop tiles.
+      counted: an array, a dim, and elements of the dim for each program along the grid dim.
+    """
+
+    size: int
+    places: Sequence[tuple[int, int]]
+    counted: tuple[int, int, int]
 
 
 @register("pallas_call")
@@ -34,11 +50,11 @@ def kernel(op: Op) -> OpRule:
     if not loops:
         return whole(op, Kind.OPAQUE)
     dims = [[NONE] * len(shape) for shape in arrays]
-    for factor, (places, _) in enumerate(loops.values()):
-        for i, d in places:
+    for factor, loop in enumerate(loops.values()):
+        for i, d in loop.places:
             dims[i][d] = factor
     split = len(arrays) - len(op.results)
-    sizes = tuple(op.params["grid_mapping"].grid[g] for g in loops)
+    sizes = tuple(loop.size for loop in loops.values())
     return OpRule(
         Kind.KERNEL,
         sizes=sizes,
@@ -51,34 +67,35 @@ def kernel(op: Op) -> OpRule:
         flops_per_point=_flops_of(op) / math.prod(sizes),
         tolerates_padding=False,
         localize=functools.partial(
-            _local_grid, {g: (*places[0], n) for g, (places, n) in loops.items()}, scalars
+            _local_grid, {g: loop.counted for g, loop in loops.items()}, scalars
         ),
         implied_params=frozenset(op.params),
     )
 
 
-def _loops(op: Op, arrays: Sequence[Shape]) -> dict[int, tuple[Sequence[tuple[int, int]], int]]:
-    """By grid dim that devices may share: (array, dim) pairs, and elements of the first's block.
+def _loops(op: Op, arrays: Sequence[Shape]) -> dict[int, _GridLoop]:
+    """Loops over grid dims that devices may share.
 
     Args:
       arrays: shapes of the operands and results in blocks.
     """
-    params = op.params
-    mapping, found = params["grid_mapping"], dict[int, tuple[Sequence[tuple[int, int]], int]]()
+    params, found = op.params, dict[int, _GridLoop]()
+    mapping = params["grid_mapping"]
     grid, results = mapping.grid, range(len(arrays) - len(op.results), len(arrays))
     if not all(isinstance(n, int) for n in grid) or _has_effects(params):
         return found
-    counted = [_counted_dims(m, len(grid)) for m in mapping.block_mappings]
-    blocks = [_blocks(m) for m in mapping.block_mappings]
+    blocks = [[_block(b) for b in m.block_shape] for m in mapping.block_mappings]
     for g in _free_dims(params):
-        dims = [each[g] for each in counted]
+        dims = [_counted_dims(m.index_map_jaxpr, g, grid) for m in mapping.block_mappings]
         if grid[g] < 2 or any(each is None or len(each) > 1 for each in dims):
             continue
-        places = [(i, each[0]) for i, each in enumerate(dims) if each]
-        even = all(arrays[i][d] == grid[g] * blocks[i][d] for i, d in places)
-        if even and {i for i, _ in places}.issuperset(results):
-            i, d = places[0]
-            found[g] = places, blocks[i][d]
+        places = [(i, d, shared) for i, each in enumerate(dims) if each for d, shared in each]
+        even = all(arrays[i][d] * c == grid[g] * blocks[i][d] for i, d, c in places)
+        written = [(i, d) for i, d, shared in places if i in results and shared == 1]
+        units = grid[g] // math.lcm(*(shared for *_, shared in places))
+        if even and len(written) == len(results) and units > 1:
+            i, d = written[0]
+            found[g] = _GridLoop(units, [(i, d) for i, d, _ in places], (i, d, blocks[i][d]))
     return found
 
 
@@ -95,30 +112,45 @@ def _arrays(op: Op) -> list[Shape]:
     return [x.type.shape for x in values]
 
 
-def _blocks(mapping: Any) -> Sequence[int]:
-    """Elements of an array's blocks per dim; 0 for blocks that may overlap."""
-    return [_block(b) for b in mapping.block_shape]
-
-
 def _block(block: Any) -> int:
+    """Elements of a block along one dim; 0 for blocks that may overlap."""
     kind = type(block).__name__
     if kind == "Blocked":
         return int(block.block_size)
     return 1 if kind == "Squeezed" else 0
 
 
-def _counted_dims(mapping: Any, count: int) -> list[list[int] | None]:
-    """By grid dim, the array's dims with blocks counted by it; None if an index depends otherwise.
+@functools.lru_cache(maxsize=1024)
+def _counted_dims(index_map: Any, g: int, grid: tuple[int, ...]) -> list[tuple[int, int]] | None:
+    """Dims of an array with blocks counted by a grid dim; None if an index depends otherwise.
 
     Args:
-      count: number of grid dims.
+      index_map: jaxpr from the place along the grid to the block.
+
+    Returns:
+      (dim, number of neighbours along the grid dim with one block), as heads that share keys.
     """
-    jaxpr = mapping.index_map_jaxpr.jaxpr
-    used = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
-    return [
-        None if var in used else [d for d, out in enumerate(jaxpr.outvars) if out is var]
-        for var in jaxpr.invars[:count]
-    ]
+    jaxpr = index_map.jaxpr
+    reads: dict[Any, set[Any]] = {v: {v} for v in jaxpr.invars}
+    for eqn in jaxpr.eqns:
+        read = set().union(*(reads.get(v, ()) for v in eqn.invars if not isinstance(v, Literal)))
+        reads.update(dict.fromkeys(eqn.outvars, read))
+    var = jaxpr.invars[g]
+    sources = [set() if isinstance(v, Literal) else reads.get(v, set()) for v in jaxpr.outvars]
+    dims = [d for d, read in enumerate(sources) if var in read]
+    if all(jaxpr.outvars[d] is var for d in dims):
+        return [(d, 1) for d in dims]
+    if any(sources[d] != {var} for d in dims) or len(jaxpr.invars) != len(grid):
+        return None
+    counts = np.arange(grid[g])
+    with jax.ensure_compile_time_eval():
+        run = jax.vmap(jaxpr_as_fun(index_map), [0 if k == g else None for k in range(len(grid))])
+        blocks = run(*(np.int32(counts) if k == g else np.int32(0) for k in range(len(grid))))
+        found = [(d, np.asarray(blocks[d])) for d in dims]
+    shared = [(d, grid[g] // (int(at.max()) + 1)) for d, at in found]
+    pairs = zip(shared, found, strict=True)
+    exact = all((at == counts // max(c, 1)).all() for (_, c), (_, at) in pairs)
+    return shared if exact else None
 
 
 def _free_dims(params: Mapping[str, Any]) -> list[int]:

@@ -78,7 +78,10 @@ def test_sums_over_the_grid_stay_whole() -> None:
     x, w = jnp.ones((8, 8)), jnp.ones((8, 16))
     assert _rule(product, x, w).sizes == (2, 4)
     q, kv = jnp.ones((4, 4, 3, 2)), jnp.ones((4, 2, 3, 2))
-    assert _rule(attention, q, kv, kv).sizes == (4,)
+    assert _rule(attention, q, kv, kv).sizes == (4, 2)  # pairs of heads
+    assert _rule(lambda q: attention(q, q[:, :3], q[:, :3]), q).sizes == (
+        4,
+    )  # one head is not read
 
 
 def test_the_estimate_of_a_tile_is_its_share() -> None:
