@@ -2,13 +2,13 @@
 
 A scan whose iterations run again no longer stacks the residuals of all iterations; carries are
 stacked instead. The residuals of one iteration live again while the backward scan runs. Seconds of
-recomputed ops count, less the seconds of moving residuals stored for the sake of the stack alone,
-or of all residuals where rows of stacks are copies (`XlaTraits.copies_scan_rows`).
+recomputed ops count, less the seconds of moving residuals: writes of residuals stored for the sake
+of the stack alone, writes and reads of main memory instead of memory on the chip, or all writes
+where rows of stacks are copies (`XlaTraits.copies_scan_rows`).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -20,6 +20,7 @@ from partir_search.passes.remat_copies import MOVED
 from partir_search.passes.remat_scan import ScanRemat, scan_remat
 from partir_search.plan.planned import Planned
 from partir_search.planning.segment_effects import Effect, Stay, seconds_before
+from partir_search.planning.stack_moves import copied_results, kernels_reading, slower_reads
 from partir_search.simulator.arrays import Floats
 from partir_search.simulator.simulator import Simulation
 from partir_search.simulator.time.kernels import Kernels
@@ -52,10 +53,11 @@ class ScanEffects:
         remats = [r for r in map(self._remat, segments) if r is not None]
         self._ends = dict[int, list[Stay]]()  # by position of a scan, residuals of one iteration
         self._seconds = dict[int, dict[int, float]]()  # by position of a scan, and of an inner op
-        self._stacked_alone = set[int]()  # ids of values moved for the sake of the stack
-        self._rate = 0.0  # seconds per byte stacked
+        self._weights = dict[int, float]()  # by value id, bytes to move per byte stacked
+        self._rate = 0.0  # seconds per byte to move
+        self._saved = dict[int, float]()  # by position of a scan, further seconds of any form
         self._count_seconds(
-            remats, full, _seconds_before(without, plain), _seconds_before(full, again)
+            remats, full, without, _seconds_before(without, plain), _seconds_before(full, again)
         )
         freed = sum(e.freed_at(len(plain.live)) for e in map(self._effect_of, remats))
         error = again.live - (plain.live - freed)
@@ -83,9 +85,17 @@ class ScanEffects:
         return scan_remat(self.module, self._uses, segment[0], self._forward, segment[2:])
 
     def _count_seconds(
-        self, remats: Sequence[ScanRemat], full: Planned, plain: Floats, again: Floats
+        self,
+        remats: Sequence[ScanRemat],
+        full: Planned,
+        without: Planned,
+        plain: Floats,
+        again: Floats,
     ) -> None:
         """Attributes the seconds of the full plan to recomputed ops and to stacked bytes.
+
+        Bytes move at the rate by which the plans differ or, on machines with memory on the chip, at
+        that of main memory; the rest of the difference then counts for each form.
 
         Args:
           plain / again: [ops + 1] seconds before each op, of the plans without and full.
@@ -93,25 +103,35 @@ class ScanEffects:
         ops, others = self.module.body.ops, full.graph.module.body.ops
         buffers = full.model.analysis.buffers
         inside = dict.fromkeys((u for r in remats for u in r.users), 0)  # first op of each, so far
-        saved, copies_rows = 0.0, full.model.machine.traits.copies_scan_rows
+        saved, readers = 0.0, kernels_reading(full.model.time.kernels)
+        copies_rows = full.model.machine.traits.copies_scan_rows
+        slower, into_stacks = slower_reads(full.model.machine), copied_results(without)
         for r in reversed(remats):  # the copies of the last scan come first
-            spent = dict.fromkeys(r.ops, 0.0)
+            spent, read = dict.fromkeys(r.ops, 0.0), dict[int, int]()
+            region = ops[r.position].regions[0]
             for user in r.users:
                 copies = others[user].regions[0].ops[inside[user] :]
                 for at, copied in zip(r.ops, copies, strict=False):
                     spent[at] += _seconds(copied, again)
+                    for v, copy in zip(region.ops[at].results, copied.results, strict=True):
+                        read[v.id] = read.get(v.id, 0) + readers.get(copy.id, 0)
                 inside[user] += len(r.ops)
             self._seconds[r.position] = spent
             saved += sum(spent.values())
             made = buffers.inner[r.position][0].materialized.made
             stored = {full.graph.module.values[v].name for v in made}
-            for op in ops[r.position].regions[0].ops:
-                results = (v for v in op.results if copies_rows or v.name + MOVED not in stored)
-                self._stacked_alone.update(v.id for v in results)
+            for v in (v for op in region.ops for v in op.results):
+                written = 1.0 if copies_rows or v.name + MOVED not in stored else slower
+                reads = 0.0 if copies_rows else slower * max(read.get(v.id, 0), 1)
+                self._weights[v.id] = written + reads + into_stacks.get(v.id, 0.0)
         for at in {r.position for r in remats} | set(inside):
             saved += _seconds(ops[at], plain) - _seconds(others[at], again)
         moved = sum(map(self._unstacked, remats))
         self._rate = saved / moved if moved > 0.0 else 0.0
+        if slower and moved > 0.0:
+            self._rate = 1.0 / full.model.machine.attained_hbm_bytes_per_s
+            each = (saved - self._rate * moved) / moved
+            self._saved = {r.position: each * self._unstacked(r) for r in remats}
 
     def _effect_of(self, remat: ScanRemat) -> Effect:
         stays = [*((*stay, 1.0) for stay in self._freed(remat))]
@@ -122,7 +142,7 @@ class ScanEffects:
         freed = [x for _, _, size, sign in stays for x in (sign * size, -sign * size)]
         nbytes = sum(sign * size for start, stop, size, sign in stays if start < first < stop)
         seconds = sum(self._seconds[remat.position][at] for at in remat.ops)
-        seconds -= self._rate * self._unstacked(remat)
+        seconds -= self._rate * self._unstacked(remat) + self._saved.get(remat.position, 0.0)
         return Effect(np.array(positions, dtype=np.int64), np.array(freed), nbytes, seconds)
 
     def _freed(self, remat: ScanRemat) -> Iterator[Stay]:
@@ -137,13 +157,14 @@ class ScanEffects:
             yield remat.position, remat.users[-1] + 1, self._stack_bytes(remat, v)
 
     def _unstacked(self, remat: ScanRemat) -> float:
-        """Bytes no longer moved to and from stacks, of values stored for the stack alone."""
+        """Bytes no longer moved to and from stacks."""
         region = self.module.body.ops[remat.position].regions[0]
         dropped = [region.results[k] for k in remat.dropped]
-        alone = [v.id for v in dropped if isinstance(v, Value) and v.id in self._stacked_alone]
-        added = [v for v in remat.added if v in self._stacked_alone]
-        stack_bytes = functools.partial(self._stack_bytes, remat)
-        return sum(map(stack_bytes, alone)) - sum(map(stack_bytes, added))
+        removed = sum(self._moved(remat, v.id) for v in dropped if isinstance(v, Value))
+        return removed - sum(self._moved(remat, v) for v in remat.added)
+
+    def _moved(self, remat: ScanRemat, value: int) -> float:
+        return self._weights.get(value, 0.0) * self._stack_bytes(remat, value)
 
     def _stack_bytes(self, remat: ScanRemat, value: int) -> float:
         length = int(self.module.body.ops[remat.position].params["length"])

@@ -45,6 +45,7 @@ from partir_search.simulator.time.kernels import (
 from partir_search.simulator.time.layout_copies import LayoutCopies, layout_copies
 from partir_search.simulator.time.local_rates import LocalRates
 from partir_search.simulator.time.overlap import deferred_runs, hides_gathers
+from partir_search.simulator.time.stack_copies import StackCopies, stack_copies
 from partir_search.simulator.time.vector_units import VectorWork, vector_work
 
 
@@ -55,6 +56,7 @@ class TimeModel:
     Attributes:
       rates: [K] attained matrix rate of each kernel, flops per second.
       copies: between layouts (`time/layout_copies.py`).
+      stacks: copies into stacks of scans (`time/stack_copies.py`).
       hides_gathers: [ops] True for an op whose kernel an all_gather may run beside.
       deferred_runs: [ops] runs per step of dots off the critical path (`time/overlap.py`).
       orders: by region, the order in which the original runs the ops.
@@ -68,6 +70,7 @@ class TimeModel:
     work: VectorWork
     splits: FusionSplits
     copies: LayoutCopies
+    stacks: StackCopies
     hides_gathers: Bools
     deferred_runs: Floats
     orders: Mapping[Region, RunOrder]
@@ -111,6 +114,7 @@ def model_program(
     counts = np.zeros(len(module.values))
     for v in module.body.args:
         counts[v.id] = 1
+    rows, stacks = _stacks(module, rules, kernels, machine)
     facts = program_facts(
         module, rules, analysis.dtypes.for_dots, analysis.off_critical_path, class_of
     )
@@ -119,7 +123,7 @@ def model_program(
     memory = MemoryModel(
         nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
         width=width,
-        rows=stack_rows(module, rules),
+        rows=rows,
         curve=live_curve(buffers, machine, inside=curves_inside(module.body, regions.curves)),
         casts=fuse_weight_casts(analysis.weight_casts, live, class_of, len(module.values)),
         regions=regions,
@@ -132,7 +136,7 @@ def model_program(
     )
     memory = _with_reads(memory, facts, rules)
     orders = run_orders(module)
-    return Models(facts, memory, _time_model(facts, rules, kernels, width, orders, machine))
+    return Models(facts, memory, _time_model(facts, rules, kernels, stacks, width, orders, machine))
 
 
 def model_fold(
@@ -157,6 +161,7 @@ def model_fold(
     counts = np.zeros(n)
     for v in folded.original.body.args:
         counts[folded.class_of[v.id]] += 1
+    rows, stacks = _stacks(module, rules, kernels, machine)
     facts = program_facts(module, rules, for_dots, analysis.off_critical_path, class_of)
     inner = {op: [inside for inside, _ in regions] for op, regions in closed.items()}
     live = class_of[buffers.ranges.value]
@@ -165,7 +170,7 @@ def model_fold(
     memory = MemoryModel(
         nbytes=np.array([v.type.nbytes for v in module.values], dtype=np.float64),
         width=width,
-        rows=stack_rows(module, rules),
+        rows=rows,
         curve=live_curve(
             buffers, machine, folded, inside=curves_inside(module.body, regions.curves)
         ),
@@ -184,7 +189,7 @@ def model_fold(
     )
     memory = _with_reads(memory, facts, rules)
     orders = run_orders(module, folded)
-    return Models(facts, memory, _time_model(facts, rules, kernels, width, orders, machine))
+    return Models(facts, memory, _time_model(facts, rules, kernels, stacks, width, orders, machine))
 
 
 def _with_reads(memory: MemoryModel, facts: ProgramFacts, rules: Sequence[OpRule]) -> MemoryModel:
@@ -214,6 +219,16 @@ def _closed_regions(folded: Folded, rules: Sequence[OpRule], machine: Machine) -
     return found
 
 
+def _stacks(
+    module: Module, rules: Sequence[OpRule], kernels: Kernels, machine: Machine
+) -> tuple[Floats, StackCopies]:
+    """Bytes of a loop's stacks over those of each row, 1 for a copied row, and the copies."""
+    rows = stack_rows(module, rules)
+    found = stack_copies(module, rules, kernels, rows, machine)
+    rows[found.value] = 1.0
+    return rows, found
+
+
 def _with_constants(counts: Floats, module: Module) -> Floats:
     """Adds 1 for each constant of a module to [values] counts, in place."""
     for v_id in module.constants:
@@ -225,6 +240,7 @@ def _time_model(
     facts: ProgramFacts,
     rules: Sequence[OpRule],
     kernels: Kernels,
+    stacks: StackCopies,
     width: Floats,
     orders: Mapping[Region, RunOrder],
     machine: Machine,
@@ -245,6 +261,7 @@ def _time_model(
         work=work,
         splits=splits,
         copies=copies,
+        stacks=stacks,
         hides_gathers=hides,
         deferred_runs=deferred,
         orders=orders,

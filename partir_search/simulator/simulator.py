@@ -177,6 +177,7 @@ class CostModel:
             self.machine,
             memory.padding,
             time.copies,
+            time.stacks,
             time.corrections,
             time.alignment,
             time.convolutions,

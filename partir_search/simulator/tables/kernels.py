@@ -18,7 +18,7 @@ from partir_search.simulator.arrays import Floats, Ints
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.tables.shares import Shares
 from partir_search.simulator.tables.sums import Scope, Sum
-from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.roofline import move_seconds
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -164,19 +164,6 @@ class KernelTables:
         return float(seconds(*most)) * largest, by_variable
 
 
-def move_seconds(stored: Floats, machine: Machine, rows: float = 1.0) -> Floats:
-    """Seconds to read or write values once, from their stored bytes.
-
-    Args:
-      rows: of the stack that the value is one row of (`memory/stacks.py`).
-    """
-    seconds: Floats = np.asarray(stored / machine.attained_hbm_bytes_per_s)
-    if machine.vmem_bytes_per_s:
-        on_chip = stored * rows <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
-        seconds = np.where(on_chip, stored / machine.vmem_bytes_per_s, seconds)
-    return seconds
-
-
 def kernel_tables(model: CostModel, shares: Shares) -> list[KernelTables]:
     """Tables of all kernels of a model's module."""
     built = _Builder(model, shares)
@@ -222,6 +209,22 @@ class _Builder:
                 split = self._split(k, splits[k], runs) if k in splits else None
                 batched, op, ratio = bool(work.batched[k]), int(kernels.op[k]), self._ratio(k)
                 yield KernelTables(op, runs, *sums[k], start, batched, split, ratio)
+        yield from self._into_stacks()
+
+    def _into_stacks(self) -> Iterator[KernelTables]:
+        """Copies into stacks of scans, one kernel each."""
+        stacks, kernels = self._time.stacks, self._time.kernels
+        bandwidth = self._machine.attained_hbm_bytes_per_s
+        for c, k in enumerate(stacks.kernel.tolist()):
+            v, runs = int(stacks.value[c]), float(kernels.times[k])
+            scope, share = self._shares.value(v)
+            vectors = Sum([(scope, share * (float(stacks.vectors[c]) * runs / bandwidth))])
+            scope, stored = self._stored(v)
+            written = move_seconds(stored, self._machine, float(stacks.rows[c]))
+            moves = Sum([(scope, (move_seconds(stored, self._machine) + written) * runs)])
+            start, leader = runs * self._machine.kernel_seconds, int(kernels.leader[k])
+            op = int(kernels.op[leader])
+            yield KernelTables(op, runs, Sum(), vectors, moves, Sum(), start, False, None)
 
     def _rate(self, k: int) -> float | Floats:
         """Flops per second of a kernel's product: by loops if a profile has such products, if
@@ -254,11 +257,15 @@ class _Builder:
         """Seconds to move a value once."""
         found = self._moves.get(v)
         if found is None:
-            scope, share = self._shares.stored(v)
-            stored = float(self._memory.nbytes[v]) * float(self._memory.width[v]) * share
+            scope, stored = self._stored(v)
             rows = float(self._memory.rows[v])
             found = self._moves[v] = scope, move_seconds(stored, self._machine, rows)
         return found
+
+    def _stored(self, v: int) -> tuple[Scope, Floats]:
+        """Local bytes of a value, in its storage dtype."""
+        scope, share = self._shares.stored(v)
+        return scope, float(self._memory.nbytes[v]) * float(self._memory.width[v]) * share
 
     def _copied(self, c: int) -> tuple[Scope, Floats]:
         """Seconds to read or write a copy between layouts."""

@@ -47,6 +47,7 @@ _TPU = XlaTraits(
     transform_arrays=2.0,
     tile_lanes=128,
     tile_sublanes=8,
+    copies_reduced_rows=True,
 )
 _GPU = XlaTraits(
     fuses_lookups=True,

@@ -57,6 +57,11 @@ class Kernels:
         )
         return table("Kernels", ("kernel", "op", "id", "runs", "flops", "part of"), rows)
 
+    @property
+    def place(self) -> dict[int, int]:
+        """Number of the first kernel of each op, by op id."""
+        return {op: k for k, op in reversed([*enumerate(self.op.tolist())])}
+
     def values(self, k: int) -> list[int]:
         """Ids of the values that kernel `k` reads or writes."""
         found: list[int] = self.touched[self.offsets[k] : self.offsets[k + 1]].tolist()

@@ -28,6 +28,7 @@ from partir_search.simulator.time.corrections import Corrections
 from partir_search.simulator.time.kernels import Kernels
 from partir_search.simulator.time.layout_copies import LayoutCopies
 from partir_search.simulator.time.local_rates import LocalRates
+from partir_search.simulator.time.stack_copies import StackCopies
 from partir_search.simulator.time.vector_units import VectorWork
 
 
@@ -111,6 +112,7 @@ def roofline(
     machine: Machine,
     padding: TilePadding,
     copies: LayoutCopies,
+    stacks: StackCopies,
     corrections: Corrections | None = None,
     alignment: LocalRates | None = None,
     convolutions: LocalRates | None = None,
@@ -124,6 +126,7 @@ def roofline(
       rows: [values] number of rows of a row's stack (`memory/stacks.py`).
       padding: of values that fill no tiles.
       copies: between layouts.
+      stacks: copies into stacks of scans.
       corrections: by measured figures, if any.
       alignment / convolutions: shares of the rates of the module's products and convolutions, if
         not 1.
@@ -174,6 +177,12 @@ def roofline(
     ratio = corrections.ratios(partition, n) if corrections else None
     if ratio is not None:
         seconds = seconds * ratio
+    if len(stacks.kernel):
+        copied = (local * width)[stacks.value]
+        found = move_seconds(copied, machine) + move_seconds(copied, machine, stacks.rows)
+        found += stacks.vectors * of_value[stacks.value] / bandwidth + machine.kernel_seconds
+        leaders = k.leader[stacks.kernel]
+        seconds = seconds + np.bincount(leaders, found * runs[stacks.kernel], n)
     components = Components(dots, vectors, moves, own, runs)
     return Roofline(
         machine=machine,
@@ -187,6 +196,19 @@ def roofline(
         padding=padding,
         ratio=ratio,
     )
+
+
+def move_seconds(stored: Floats, machine: Machine, rows: Floats | float = 1.0) -> Floats:
+    """Seconds to read or write values once, from their stored bytes.
+
+    Args:
+      rows: bytes of the stacks of a value that is a row, over the row's (`memory/stacks.py`).
+    """
+    seconds: Floats = np.asarray(stored / machine.attained_hbm_bytes_per_s)
+    if machine.vmem_bytes_per_s:
+        on_chip = stored * rows <= machine.vmem_bytes * machine.traits.vmem_resident_fraction
+        seconds = np.where(on_chip, stored / machine.vmem_bytes_per_s, seconds)
+    return seconds
 
 
 def _turns(partition: Partition, length: int) -> Floats:
