@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Op
@@ -57,7 +57,8 @@ def cost_by_op(
     for kernel, added in split_at_partials(time.splits, time.work, found, partial).seconds.items():
         seconds_of[kernel] += added
     ops, kernels = program.partition.module.ops, time.kernels
-    traits_of = _KernelTraits(program, found, kernels, rules, analysis).of
+    copying = frozenset(kernels.leader[time.stacks.kernel].tolist())
+    traits_of = _KernelTraits(program, found, kernels, rules, analysis, copying).of
     figures = (found.flops.tolist(), found.moved.tolist(), seconds_of.tolist())
     columns = zip(kernels.op.tolist(), kernels.times.tolist(), *figures, strict=True)
     for number, (op_id, times, flops, moved, seconds) in enumerate(columns):
@@ -150,7 +151,9 @@ class _KernelTraits:
         kernels: Kernels,
         rules: Sequence[OpRule],
         analysis: ProgramAnalysis | None,
+        copying: Set[int],
     ) -> None:
+        self._copying = copying  # leading kernels whose results are copied into stacks
         self._module = module = program.partition.module
         self._roofline, self._kernels, self._rules = found, kernels, rules
         self._analysis, self._uses = analysis, def_use(module)
@@ -183,6 +186,8 @@ class _KernelTraits:
             largest = machine.vmem_bytes * traits.vmem_resident_fraction
             if any(found.stored_bytes(v) * found.rows[v] <= largest for v in values):
                 yield "vmem_resident_fraction"
+        if k in self._copying:
+            yield "copies_reduced_rows"
         leading_op = self._module.ops[int(self._kernels.op[leader])]
         if self._rules[leading_op.id].contracts and (leader != k or k in self._leads):
             yield "fuses_dot_epilogues"

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 from partir_search.ir.core import Module
+from partir_search.lowering.localize import localize
 from partir_search.simulator.memory.stacks import stack_rows
 from partir_search.simulator.simulator import CostModel
 from tests.support import ROUND, module_of, state_of
@@ -78,6 +79,16 @@ def test_seconds_of_a_copy(dtype: Any, moved: float) -> None:
     size = np.dtype(dtype).itemsize
     row = N * N * size / ROUND.attained_hbm_bytes_per_s
     assert found.seconds[leader] - kernel == pytest.approx(ROWS * moved * row)
+
+
+def test_the_breakdown_has_copies() -> None:
+    state = state_of(stacking(carry=True, sums=True))
+    model = CostModel(state.graph.module, state.graph.rules, CHIP)
+    program = localize(state.partition())
+    rows = model.breakdown(program)
+    assert sum(r.seconds for r in rows) == pytest.approx(model.evaluate(program).seconds)
+    copying = [r.kind for r in rows if "copies_reduced_rows" in r.traits]
+    assert copying == ["dot_general"]
 
 
 def test_stacks_of_a_loop_lie_together() -> None:
