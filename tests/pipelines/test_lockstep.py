@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from partir_search.ir.core import Module
@@ -15,6 +14,7 @@ from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.ir.verify import verify
 from partir_search.passes.pipeline.loop_parts import NoPipeline
 from partir_search.passes.pipeline.module import pipelined, stage_carries
+from partir_search.passes.roll import roll
 from partir_search.planning.microbatch import in_time
 from partir_search.planning.stage import print_module
 from partir_search.planning.trace import read_call, split_call
@@ -26,10 +26,11 @@ from tests.support import assert_same
 
 
 def in_parts(step: Callable[..., Any], microbatches: int, *args: Any) -> Module:
-    """A step as a loop over microbatches."""
+    """A step as a loop over microbatches, with scans over layers."""
     args = args or arguments()
     call = split_call(step, args, {}, (), ())
-    return in_time(read_call(jax.jit(step), call, args, {}, "step").module, microbatches).module
+    module = roll(read_call(jax.jit(step), call, args, {}, "step").module).module
+    return in_time(module, microbatches).module
 
 
 def pipeline(module: Module, *numbers: int, schedule: str = "1f1b", split: bool = False) -> Module:
@@ -40,14 +41,14 @@ def pipeline(module: Module, *numbers: int, schedule: str = "1f1b", split: bool 
     return found
 
 
-def results_of(module: Module) -> list[Any]:
+def results_of(module: Module, *args: Any) -> list[Any]:
     table = RuleTable()
     rules = [table(op) for op in module.ops]
 
     def run(*leaves: Any) -> list[Any]:
         return interpret(module, rules, leaves, lambda op, ins: run_whole(rules[op.id], op, ins))
 
-    return jax.jit(run)(*jax.tree.leaves(arguments()))
+    return jax.jit(run)(*jax.tree.leaves(args or arguments()))
 
 
 @pytest.mark.parametrize(
@@ -197,35 +198,3 @@ def test_step_without_layers() -> None:
         return jax.value_and_grad(loss)(params)
 
     assert "no stack of layers" in refusal(step, 2, 4, 1)
-
-
-def test_layers_that_read_rows_of_each_microbatch() -> None:
-    def loss(params: Any, tokens: Any, key: Any) -> Any:
-        gates = jnp.sin(jnp.arange(1.0, LAYERS + 1)[:, None] * tokens[None, :, 0])
-
-        def layer(h: Any, given: Any) -> Any:
-            p, gate = given
-            return h + jnp.tanh(h @ p["w"]) * gate[:, None, None], None
-
-        h = params["embedding"][tokens[:, :-1]]
-        return jax.lax.scan(layer, h, (params["layers"], gates))[0].mean()
-
-    def step(params: Any, tokens: Any, key: Any) -> Any:
-        return jax.value_and_grad(loss)(params, tokens, key)
-
-    assert "computed for all layers at once from each microbatch" in refusal(step, 2, 4, 1)
-
-
-def test_statistics_of_layers() -> None:
-    def step(params: Any, tokens: Any, key: Any) -> Any:
-        def layer(h: Any, p: Any) -> Any:
-            h = h + jnp.tanh(h @ p["w"])
-            return h, (h**2).mean((1, 2))
-
-        def loss(params: Any) -> Any:
-            h, norms = jax.lax.scan(layer, params["embedding"][tokens], params["layers"])
-            return h.mean() + norms.mean()
-
-        return jax.value_and_grad(loss)(params)
-
-    assert "a row for each layer" in refusal(step, 2, 4, 1)

@@ -244,14 +244,6 @@ def unlike(ws: Any, x: Any) -> Any:
     return (x**2).mean()
 
 
-def rows_of_layers(ws: Any, x: Any) -> Any:
-    def layer(h: Any, w: Any) -> Any:
-        h = h + jnp.tanh(h @ w)
-        return h, h
-
-    return (jax.lax.scan(layer, x, ws)[1] ** 2).mean()
-
-
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -262,10 +254,6 @@ def rows_of_layers(ws: Any, x: Any) -> Any:
             r"|dot_general at .*numbers.py:\d+ \(alternating\) repeats nowh)",
         ),
         (unlike, r"no stack of layers.*dot_general at .*numbers.py:\d+ \(unlike\) repeats nowh"),
-        (
-            rows_of_layers,
-            r"layers at scan at .*numbers.py:\d+ \(rows_of_layers\) read .*all layers",
-        ),
     ],
 )
 def test_steps_that_cannot_be_cut_name_op_and_line(loss: Any, message: str) -> None:

@@ -8,7 +8,7 @@ segments travel beside the carry (`travelling`): the decoder's stages read the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, PipelineSchedu
 from partir_search.passes.pipeline.body_values import Arrays, BodyValues
 from partir_search.passes.pipeline.chain_parts import ChainParts
 from partir_search.passes.pipeline.chain_ticks import ChainTicks, Loop
+from partir_search.passes.pipeline.layer_consts import layer_consts
 from partir_search.passes.pipeline.layer_order import Orders
 from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.operands import Operands, fixed_residuals, operands_of
@@ -35,6 +36,7 @@ from partir_search.passes.pipeline.stage_arrays import (
 )
 from partir_search.passes.pipeline.stage_layers import Places, StageLayers
 from partir_search.passes.pipeline.totals import first_total, last_total, summands, with_summands
+from partir_search.passes.pipeline.zero_cotangents import results_without_item
 
 State = dict[str, Any]
 
@@ -61,6 +63,8 @@ class Chain:
         self._splits: list[SplitBackward] = []
         if schedule.split:
             self._splits = [split_backward(stack.backward) for stack in parts.stacks]
+        passes = [split.operands for split in self._splits] or [s.backward for s in parts.stacks]
+        self._without_item = [results_without_item(layers) for layers in passes]
         self._values = BodyValues(parts.stacks[0].body, constants)
         self._layers = StageLayers(self._values, self._stages, self._chunks)
         self._kept = [
@@ -182,12 +186,17 @@ class Chain:
         moving = {name: state[name] for name in sorted(changed)}
         self.staged.append(len(jax.tree.leaves(moving)))
         moving["totals"] = [totals[i] for i in own]
-        arrays = {name: jnp.asarray(x) for name, x in loop.rows.items()}
+        names = loop.rows.keys() - {f"live{r}" for r in loop.runs if not self._masked(r)}
+        arrays = {name: jnp.asarray(loop.rows[name]) for name in loop.rows if name in names}
         after, made = lax.scan(tick, moving, arrays, length=len(loop.ticks))
         totals = list(totals)
         for i, x in zip(own, after.pop("totals"), strict=True):
             totals[i] = x
         return {**state, **after}, totals, made
+
+    def _masked(self, run: int) -> bool:
+        """True if results of a run of B are masked on stages without an item."""
+        return run >= len(self._parts.stacks) and bool(self._without_item[self._parts.runs[run][0]])
 
     def _adds(
         self, total: int, stack: int | None, backward: Sequence[int], weights: Sequence[int]
@@ -278,7 +287,9 @@ class Chain:
             gone = [with_stage(x, first, jnp.zeros_like(x[0]), last) for x in carry[:count]]
             carry = [*gone, *carry[count:]]
         travelling = dict(zip(parts.travelling[run], carry[count:], strict=True))
-        consts, axes = self._consts(layers, row[f"microbatch{run}"], operands[k], travelling)
+        consts, axes = layer_consts(
+            layers, parts.stacks[0], self._values, row[f"microbatch{run}"], operands[k], travelling
+        )
         if forward:
             chunk = row.get(f"chunk{run}", jnp.zeros(self._stages, jnp.int32))
             given = dict(enumerate(operands[k].forward))
@@ -343,7 +354,14 @@ class Chain:
         writes = [(stacks.index(j), Places(sums[i], chunk, adds=True)) for i, j in adding]
         writes += enumerate(deferred, start=len(stacks))
         out, made = self._layers.run(
-            layers, *moving, operands.backward, chunk, {**reads, **waiting}, writes
+            layers,
+            *moving,
+            operands.backward,
+            chunk,
+            {**reads, **waiting},
+            writes,
+            live=row.get(f"live{name}"),
+            without_item=self._without_item[stack],
         )
         for (i, _), x in zip(adding, made, strict=False):
             sums[i] = x
@@ -360,39 +378,10 @@ class Chain:
         ends = zip(self._passed(run), slots[count:], strict=True)
         travelling = {x: read(slot, at)[0] for x, slot in ends}
         layers, numbers = split.weights, row[f"microbatch{name}"]
-        consts, axes = self._consts(layers, numbers, operands, travelling)
+        loop = self._parts.stacks[0]
+        consts, axes = layer_consts(layers, loop, self._values, numbers, operands, travelling)
         moving = consts, axes, list[Any]()
         self._backward(stack, layers, moving, row, state, operands, name, sums, waiting, ())
-
-    def _consts(
-        self,
-        layers: Layers,
-        microbatches: Any,
-        operands: Operands,
-        travelling: Mapping[Value, Any],
-    ) -> tuple[list[Any], list[int | None]]:
-        """Operands of every layer, by stage if different between microbatches, and axes."""
-        stack = self._parts.stacks[0]
-        passed = {x for x in layers.consts if isinstance(x, Value) and x in travelling}
-        own = [x for x in layers.consts if stack.varies(x) and x not in passed]
-        alike = [x for x in layers.consts if not stack.varies(x) and x not in passed]
-        same = iter(self._values.compute(alike, operands.known))
-        different: Iterator[Any] = iter(())
-        if own:
-            for_stages: Callable[..., list[Any]] = jax.vmap(
-                lambda number: self._values.compute(own, operands.of_microbatch(number))
-            )
-            different = iter(for_stages(microbatches))
-        consts, axes = list[Any](), list[int | None]()
-        for x in layers.consts:
-            if x in passed:
-                consts.append(travelling[x])  # type: ignore[index]
-                axes.append(0)
-            else:
-                varies = stack.varies(x)
-                consts.append(next(different) if varies else next(same))
-                axes.append(0 if varies else None)
-        return consts, axes
 
 
 def _zeros(leading: tuple[int, ...], shape: Sequence[int], dtype: Any) -> Any:

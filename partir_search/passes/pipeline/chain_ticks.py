@@ -37,7 +37,8 @@ class Loop:
       weights: numbers of the stacks with an item of W in each tick.
       segments: numbers of the segments with a microbatch in some tick.
       rows: by name, numbers of each tick: `segment<j>` and `valid<j>`; `microbatch<r>`, `slot<r>`,
-        `chunk<r>`, `last<r>`, `writes<r>` and `waiting<r>` of a run; of W of stack k, r is `_w<k>`.
+        `chunk<r>`, `last<r>`, `live<r>`, `writes<r>` and `waiting<r>` of a run; of W
+        of stack k, r is `_w<k>`.
       passing: backward runs of which the first stage goes on with arriving cotangents.
     """
 
@@ -139,6 +140,8 @@ class ChainTicks:
                 passing.add(run)
             if f"writes_{kind}" in found.flags:
                 rows[f"writes{name}"] = found.flags[f"writes_{kind}"]
+            if f"live_{kind}" in found.flags:
+                rows[f"live{name}"] = found.flags[f"live_{kind}"]
         return Loop(ticks, tuple(runs), tuple(weights), tuple(segments), rows, frozenset(passing))
 
 

@@ -12,7 +12,7 @@ zero, and writes to no slot in use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from partir_search.ir.pipeline_runs import runs
 from partir_search.ir.pipeline_schedule import BACKWARD, FORWARD, GPIPE, WEIGHTS, Phase
 from partir_search.ir.pipeline_table import PipelineTable
 from partir_search.passes.pipeline.body_values import Arrays, BodyValues
+from partir_search.passes.pipeline.layer_consts import layer_consts
 from partir_search.passes.pipeline.layer_order import Orders
 from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.pipeline.loop_parts import LoopParts, Part
@@ -39,8 +40,9 @@ from partir_search.passes.pipeline.stage_arrays import (
     with_stage,
 )
 from partir_search.passes.pipeline.stage_layers import Places, StageLayers
-from partir_search.passes.pipeline.tick_rows import TickRows, tick_rows
+from partir_search.passes.pipeline.tick_rows import LIVE, TickRows, tick_rows
 from partir_search.passes.pipeline.totals import first_total, last_total, summands, with_summands
+from partir_search.passes.pipeline.zero_cotangents import results_without_item
 
 Row = Mapping[str, Any]
 State = dict[str, Any]
@@ -82,6 +84,9 @@ class Lockstep:
         self._split: SplitBackward | None = None
         if table.schedule.split:
             self._split = split_backward(parts.backward)
+        self._without_item = results_without_item(
+            parts.backward if self._split is None else self._split.operands
+        )
         self.staged: list[int] = []
 
     def __call__(self, *arrays: Any) -> list[Any]:
@@ -160,7 +165,8 @@ class Lockstep:
         if self._split is not None:
             self.staged.append(len(jax.tree.leaves(moving)))
         moving["totals"] = {i: state["totals"][i] for i in own}
-        arrays = {k: jnp.asarray(x) for k, x in (*rows.arrays.items(), *rows.flags.items())}
+        flags = {k: x for k, x in rows.flags.items() if k != LIVE or self._without_item}
+        arrays = {k: jnp.asarray(x) for k, x in (*rows.arrays.items(), *flags.items())}
         after, made = lax.scan(tick, moving, arrays, length=phase.ticks)
         totals = [after["totals"].get(i, x) for i, x in enumerate(state["totals"])]
         return {**held, **after, "totals": totals}, made
@@ -206,8 +212,8 @@ class Lockstep:
         self, carry: Sequence[Any], row: Row, operands: Operands, slots: Sequence[Places]
     ) -> tuple[list[Any], list[Any]]:
         """Carries after the layers of each stage, and the slots with the residuals to keep."""
-        consts, axes = self._consts(self.parts.forward, row["microbatch_F"], operands)
         layers = self.parts.forward
+        consts, axes = layer_consts(layers, self.parts, self._values, row["microbatch_F"], operands)
         given = dict(enumerate(operands.forward))
         # Casts of weights are read, not made in every tick.
         given |= {len(layers.stacked) + j: x for j, x in operands.fixed.items()}
@@ -276,7 +282,8 @@ class Lockstep:
           kind: BACKWARD or WEIGHTS.
         """
         parts, at_chunk = self.parts, row[f"chunk_{kind}"]
-        consts, axes = self._consts(layers, row[f"microbatch_{kind}"], operands)
+        numbers = row[f"microbatch_{kind}"]
+        consts, axes = layer_consts(layers, parts, self._values, numbers, operands)
         kept = dict(zip(self._kept, state["slots"], strict=False))
         reads = {
             i: Places(kept[j], row[f"slot_{kind}"])
@@ -297,7 +304,15 @@ class Lockstep:
             places = [Places(x, at, valid=valid) for x in waiting]
             writes += enumerate(places, start=len(stacks))
         out, made = self._stage_layers.run(
-            layers, consts, axes, carry, operands.backward, at_chunk, reads, writes
+            layers,
+            consts,
+            axes,
+            carry,
+            operands.backward,
+            at_chunk,
+            reads,
+            writes,
+            *self._live(kind, row),
         )
         for (i, _), x in zip(mine, made, strict=False):
             totals[i] = x
@@ -305,6 +320,12 @@ class Lockstep:
         if kind == BACKWARD:
             state["deferred"] = made[len(mine) :]
         return out
+
+    def _live(self, kind: str, row: Row) -> tuple[Any, frozenset[int]]:
+        """Stages with an item of a kind, and the results of layers to mask on the others."""
+        if kind != BACKWARD or not self._without_item:
+            return None, frozenset()
+        return row.get(LIVE), self._without_item
 
     def _part(
         self, state: State, part: Part, wanted: Sequence[Operand], known: Arrays, valid: Any
@@ -328,25 +349,6 @@ class Lockstep:
             totals[i] = with_summands(parts.totals[i], self._values, valid, totals[i], found)
         state["totals"] = totals
         return values, list(found)
-
-    # Both --------------------------------------------------------------------------------------
-
-    def _consts(
-        self, layers: Layers, microbatches: Any, operands: Operands
-    ) -> tuple[list[Any], list[int | None]]:
-        """Operands of every layer, by stage if different between microbatches, and axes."""
-        varies = [self.parts.varies(x) for x in layers.consts]
-        differing = [x for x, v in zip(layers.consts, varies, strict=True) if v]
-        alike = [x for x, v in zip(layers.consts, varies, strict=True) if not v]
-        same = iter(self._values.compute(alike, operands.known))
-        different: Iterator[Any] = iter(())
-        if differing:
-            for_stages: Callable[..., list[Any]] = jax.vmap(
-                lambda number: self._values.compute(differing, operands.of_microbatch(number))
-            )
-            different = iter(for_stages(microbatches))
-        consts = [next(different) if v else next(same) for v in varies]
-        return consts, [0 if v else None for v in varies]
 
     # Rows --------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from partir_search.ir.pipeline_table import pipeline_table
 from partir_search.ir.rewriter import RegionRewriter
 from partir_search.ir.staged_state import IN_LAYERS_ORDER, LayerOrder
 from partir_search.passes.fresh_names import name_apart
+from partir_search.passes.pipeline.carried_rows import with_carried_rows
 from partir_search.passes.pipeline.chain import Chain
 from partir_search.passes.pipeline.chain_parts import ChainParts, chain_parts
 from partir_search.passes.pipeline.early_casts import early_casts, types_of_totals
@@ -48,6 +49,7 @@ def pipelined(
     at, loop = microbatch_loop(module)
     rest = module.body.ops[at + 1 :]
     loop = with_summed_rows(module, loop)
+    loop = with_carried_rows(loop, layer_pairs(loop.regions[0]))
     pairs = layer_pairs(loop.regions[0])
     parts = loop_parts(loop) if len(pairs) == 1 else chain_parts(loop, pairs)
     stacks = parts.stacks if isinstance(parts, ChainParts) else (parts,)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,6 +55,8 @@ class StageLayers:
         chunk: Any,
         reads: Mapping[int, Places],
         writes: Sequence[tuple[int, Places]],
+        live: Any = None,
+        without_item: Container[int] = (),
     ) -> tuple[list[Any], list[Any]]:
         """Carries of the layers of each stage, and the arrays written.
 
@@ -65,6 +67,8 @@ class StageLayers:
           chunk: number of the chunk, by stage.
           reads: places of further stacked operands, by position.
           writes: (position of a stack, its places); further stacks are dropped.
+          live: [stages] False for a stage without an item; None if all have one.
+          without_item: positions of results to be zero for a stage without an item.
         """
         count, cuts = len(carry), self._stages * self._chunks
         length = -(-layers.count // cuts)
@@ -92,7 +96,7 @@ class StageLayers:
                         jnp.where(here, new, old) for new, old in zip(out, carry, strict=False)
                     ]
                 new = [
-                    put(k, x, out[count + j], at, number, here)
+                    put(k, x, own_of(count + j, out, at), at, number, here)
                     for k, (j, _), x in zip(itertools.count(), writes, written)
                 ]
                 return (carried, new), None
@@ -101,7 +105,13 @@ class StageLayers:
             (out, written), _ = lax.scan(
                 layer, (carry, written), (numbers, rows), length=length, reverse=layers.reverse
             )
+            if "live" in at:
+                found = enumerate(out)
+                out = [masked(x, at["live"]) if i in without_item else x for i, x in found]
             return out, written
+
+        def own_of(i: int, out: Sequence[Any], at: Any) -> Any:
+            return masked(out[i], at["live"]) if "live" in at and i in without_item else out[i]
 
         def put(k: int, array: Any, x: Any, at: Any, number: Any, here: Any) -> Any:
             if array.ndim == x.ndim:  # the sum of all rows
@@ -115,6 +125,7 @@ class StageLayers:
             "read": {i: x.at for i, x in places.items()},
             "write": [x.at for _, x in writes],
             "valid": {k: x.valid for k, (_, x) in enumerate(writes) if x.valid is not None},
+            **({} if live is None else {"live": live}),
         }
         run = jax.vmap(stage, in_axes=(list(axes), 0, 1, 0, 0, 0, 0))
         place = lax.iota(jnp.int32, self._stages) if layers.count % cuts else None

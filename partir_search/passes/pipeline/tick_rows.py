@@ -12,6 +12,8 @@ from partir_search.ir.pipeline_schedule import BACKWARD, Phase
 from partir_search.ir.pipeline_slots import Slots
 from partir_search.ir.pipeline_table import PipelineTable
 
+LIVE = f"live_{BACKWARD}"
+
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class TickRows:
@@ -23,9 +25,9 @@ class TickRows:
         the two, and the microbatch of the `entry`, the `head` and the `exit`. A tick without an
         item has the number of another.
       flags: by name, True for an item: `entry_valid`, `head_valid` and `exit_valid` [ticks],
-        `writes_F` and `writes_B` [ticks, stages]. Absent if all are true; flags of slots also if
-        all slots written without an item are free. `last_valid` [ticks] is False for an item of
-        the last stage in a chunk before the last.
+        `live_B`, `writes_F` and `writes_B` [ticks, stages]. Absent if all are true; flags of slots
+        also if all slots written without an item are free. `last_valid` [ticks] is False for
+        an item of the last stage in a chunk before the last.
       passes: True if in every tick the last stage has an item of B in a chunk before the last,
         whose cotangents arrive from the first stage.
     """
@@ -44,6 +46,8 @@ def tick_rows(table: PipelineTable, phase: Phase) -> TickRows:
     for kind in phase.kinds:
         numbers = table.microbatch(kind)[:, ticks].T
         arrays[f"microbatch_{kind}"] = np.maximum(numbers, 0)
+        if kind == BACKWARD and (numbers < 0).any():
+            flags[LIVE] = numbers >= 0
         arrays[f"chunk_{kind}"] = np.maximum(table.chunk(kind)[:, ticks].T, 0)
         for name, slots in (("slot", table.residuals), ("waiting", table.cotangents)):
             if slots is None or kind not in slots.at:

@@ -143,6 +143,7 @@ class _Finder:
                 i += step * len(skipped)
         if not layer.pairs:
             return None
+        layer.missing = {t: at for t, at in layer.missing.items() if t > min(layer.pairs)}
         layer.further.sort()
         legal = self._add(layer, period) and self._move(layer, before)
         return layer if legal else None
@@ -163,22 +164,29 @@ class _Finder:
     # Additions ---------------------------------------------------------------------------------
 
     def _accumulates(self, t: int, template: range) -> bool:
-        """True if an op adds a value of the layer to an earlier one without further readers."""
+        """True if an op adds a value of the layer to another one without further readers.
+
+        The other value is of an earlier layer, or of ops that the unlike layer may not have: a
+        layer may begin at any op.
+        """
         op = self.ops[t]
         if role_of(op) is not Role.ADDITION or len(op.inputs()) != 2:
             return False
         before = [x for _, x in op.inputs() if self._at(x) not in template]
-        return len(before) == 1 and len(self.readers[before[0]]) == 1
+        once = [x for x in before or [x for _, x in op.inputs()] if len(self.readers[x]) == 1]
+        return len(before) < 2 and bool(once)
 
     def _add(self, layer: EndLayer, period: int) -> bool:
         """Finds the additions to insert; False if the sums begin with further values."""
         for t, at in layer.missing.items():
             op = self.ops[t]
-            operand = next(k for k, x in op.inputs() if self._at(x) in layer.template)
-            own = op.operands[operand]
-            made = layer.pairs.get(self._at(own))
-            if made is None or not isinstance(own, Value):
+            known = [k for k, x in op.inputs() if self._at(x) in layer.pairs]
+            if len(known) != 1:
                 return False
+            (operand,) = known
+            own = op.operands[operand]
+            assert isinstance(own, Value)
+            made = layer.pairs[self._at(own)]
             addend = self.ops[made].results[self.ops[self._at(own)].results.index(own)]
             readers = []
             for position, k in self.readers.get(op.results[0], ()):
@@ -186,8 +194,8 @@ class _Finder:
                     if position not in layer.pairs:
                         return False
                     readers.append((layer.pairs[position], k))
-                elif position == t + period:  # the sum goes on in this op of the next layer
-                    readers.append((t, k))
+                elif position - period in layer.template:  # an op of the next layer reads the sum
+                    readers.append((position - period, k))
             if not readers or any(self.ops[i].operands[k] is not addend for i, k in readers):
                 return False
             layer.additions.append(Addition(at, t, addend, operand, tuple(readers)))

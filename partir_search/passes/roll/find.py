@@ -63,10 +63,12 @@ def find_layers(
         choices, reason = _choices(ops, repeat, slack_of(prints, repeat))
         if any(op.effect for op in one):
             reason = "they have side effects"
-        elif choices and not _is_chain(choices[0].layers):
+        elif choices and not choices[0].layers.carries:
             continue
         elif choices and repeat.copies < MIN_LAYERS:
             reason = f"fewer than {MIN_LAYERS}"
+        if not reason:
+            choices += _later(ops, repeat, slack_of(prints, repeat), choices[0])
         if reason:
             reasons.append(f"{where}: {reason}")
         else:
@@ -86,11 +88,6 @@ def numbered(ops: Sequence[Op], print_of: Callable[[Op], Hashable]) -> Prints:
     return np.array(found, dtype=np.int64)
 
 
-def _is_chain(layers: Layers) -> bool:
-    """True if layers hand on a value, and read values of their own."""
-    return bool(layers.carries) and any(not given.one for given in layers.given)
-
-
 def slack_of(prints: Prints, repeat: Repeat) -> int:
     """Number of ops by which all copies of a repeat may start later."""
     slack = 0
@@ -101,6 +98,17 @@ def slack_of(prints: Prints, repeat: Repeat) -> int:
     ):
         slack += 1
     return slack
+
+
+def _later(ops: Sequence[Op], repeat: Repeat, slack: int, found: Found) -> list[Found]:
+    """Layers of a repeat from a later op on, one layer less, with fewer bytes between layers."""
+    starts = range(repeat.start + slack + 1, repeat.start + repeat.period)
+    fewer = dataclasses.replace(repeat, start=starts.start, copies=repeat.copies - 1)
+    if fewer.copies < MIN_LAYERS or not starts:
+        return []
+    later, _ = _choices(ops, fewer, len(starts) - 1)
+    least = crossing_bytes(ops, found.start, repeat.period)
+    return [c for c in later if crossing_bytes(ops, c.start, repeat.period) <= least]
 
 
 def _choices(ops: Sequence[Op], repeat: Repeat, slack: int) -> tuple[list[Found], str]:

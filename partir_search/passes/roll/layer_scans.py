@@ -53,8 +53,9 @@ class LayerPair:
 def layer_scans(region: Region) -> tuple[LayerPair, ...]:
     """Scans over layers in a region, in program order of the forward scans.
 
-    A scan over layers has a carry, and stacked operands. The backward scan has as many iterations
-    in reverse, and the most stacked operands among the stacked results of the forward scan.
+    A scan over layers has a carry, and stacked operands; layers with one set of parameters have
+    stacked results alone, read by a backward scan. The backward scan has as many iterations in
+    reverse, and the most stacked operands among the stacked results of the forward scan.
     """
     scans = [i for i, op in enumerate(region.ops) if _over_layers(op)]
     partner: dict[int, int] = {}
@@ -75,7 +76,7 @@ def layer_scans(region: Region) -> tuple[LayerPair, ...]:
             _described(region.ops, partner[f], region.ops[f]) if f in partner else None,
         )
         for f in scans
-        if f not in backward
+        if f not in backward and (f in partner or stacked_operands(region.ops[f]))
     )
 
 
@@ -94,7 +95,7 @@ def _over_layers(op: Op) -> bool:
         role_of(op) is Role.SCAN
         and not op.params.get(ACCUMULATES)
         and op.params["num_carry"] > 0
-        and len(stacked_operands(op)) > 0
+        and len(stacked_operands(op)) + len(stacked_results(op)) > 0
     )
 
 

@@ -1,0 +1,112 @@
+"""Pipelines of layers with losses, states or gradients that further ops read or make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+import partir_search as ps
+from partir_search.ir.core import Module
+from partir_search.passes.pipeline.layers import Layers
+from partir_search.passes.pipeline.loop_parts import layer_pairs, microbatch_loop
+from partir_search.passes.pipeline.zero_cotangents import results_without_item
+from partir_search.passes.roll import layer_scans
+from tests.pipelines.programs import LAYERS, STEPS
+from tests.pipelines.steps import TOKENS, mesh_of
+from tests.pipelines.test_lockstep import in_parts, pipeline, results_of
+from tests.pipelines.unlike_layers import UNLIKE, one_layer_scanned, unlike_arguments
+from tests.support import assert_same, module_of
+
+
+def parts_of(name: str, microbatches: int) -> Module:
+    return in_parts(UNLIKE[name], microbatches, *unlike_arguments(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "schedule"),
+    [
+        ("exits", (2, 4, 2), "1f1b"),
+        ("experts", (4, 8, 1), "1f1b"),
+        ("experts", (3, 4, 1), "1f1b split"),
+        ("mixture", (4, 4, 1), "gpipe"),
+        ("mixture", (2, 4, 2), "1f1b"),
+        ("statistics", (2, 4, 2), "1f1b"),
+        ("gates", (4, 4, 1), "1f1b"),
+        ("skipped", (4, 4, 1), "1f1b"),
+        ("skipped", (2, 4, 2), "gpipe"),
+        ("one layer", (4, 4, 2), "1f1b"),
+        ("one layer, scanned", (2, 4, 1), "1f1b"),
+        ("frozen", (4, 4, 1), "1f1b"),
+        ("two stacks", (2, 4, 2), "1f1b split"),
+    ],
+)
+def test_pipeline_equals_plain_step(name: str, numbers: tuple[int, ...], schedule: str) -> None:
+    kind, *split = schedule.split()
+    parts = parts_of(name, numbers[1])
+    module = pipeline(parts, *numbers, schedule=kind, split=bool(split))
+    args = unlike_arguments(name)
+    want = jax.tree.leaves(jax.jit(UNLIKE[name])(*args))
+    assert_same(results_of(module, *args), want, tolerance=1e-5)
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("name", ["exits", "frozen"])
+def test_devices(name: str) -> None:
+    """On stage 4 x data 2, with the tokens on data: equal to the plain step."""
+    schedule = [ps.Pipeline("stage", microbatches=4, chunks=1), TOKENS]
+    mesh = mesh_of((4, 2), ("stage", "data"))
+    step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule, progress=False)(
+        jax.jit(UNLIKE[name])
+    )
+    args = unlike_arguments(name)
+    assert step.plan(*args).pipeline is not None
+    want = jax.tree.leaves(jax.jit(UNLIKE[name])(*args))
+    assert_same(jax.tree.leaves(step(*args)), want, tolerance=1e-5)
+
+
+def layers_of(name: str) -> tuple[Layers, Layers]:
+    """Forward and backward layers of a step."""
+    _, loop = microbatch_loop(parts_of(name, 4))
+    (pair,) = layer_pairs(loop.regions[0])
+    return pair
+
+
+def test_layers_begin_with_the_fewest_values_between() -> None:
+    """A repeat that begins within a layer is rolled from a layer's edge on, one layer less."""
+    forward, backward = layers_of("frozen")
+    assert (forward.count, len(forward.carry), len(backward.carry)) == (LAYERS - 1, 1, 1)
+
+
+def test_losses_of_layers_are_rolled_with_their_layer() -> None:
+    """No residual of one layer is read by the backward pass of another."""
+    forward, backward = layers_of("exits")
+    assert forward.count == LAYERS - 1  # the first total begins with a number
+    residuals = set(forward.stacks)
+    assert len([x for x in backward.stacked if x not in residuals]) == 1  # the weights
+
+
+def test_cotangents_in_the_carry_need_no_mask() -> None:
+    """Gradients without an item are zero, but for losses inside of the layers."""
+
+    def without_item(step: str) -> frozenset[int]:
+        _, loop = microbatch_loop(in_parts(STEPS[step], 4))
+        return results_without_item(layer_pairs(loop.regions[0])[0][1])
+
+    assert not any(without_item(name) for name in ("tied", "recomputed", "narrow", "attending"))
+    assert results_without_item(layers_of("statistics")[1])
+
+
+def test_scans_without_rows_are_no_layers() -> None:
+    """A recurrence on one set of weights is a stack of layers only with a backward pass."""
+    assert not layers_of("one layer, scanned")[0].stacked
+    params, tokens, _ = unlike_arguments("one layer, scanned")
+    leaves, tree = jax.tree.flatten(params)
+
+    def loss(*leaves: Any) -> Any:
+        return one_layer_scanned(jax.tree.unflatten(tree, leaves), tokens)[0]
+
+    forward = module_of(loss, *leaves)
+    assert [op.prim for op in forward.body.ops].count("scan") == 1
+    assert layer_scans(forward.body) == ()
