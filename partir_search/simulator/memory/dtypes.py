@@ -10,6 +10,7 @@ Traits of `XlaTraits` that change the stored form of a value:
 - `materializes_dot_operands`, `materializes_softmax`: elementwise operands of dots are stored.
 - `materializes_dilations`, `stores_concatenated_pieces`, `stores_repeated_images`,
   `stores_values_sliced_twice`: operands of moves are stored (`memory/stored_operands.py`).
+- `adds_products_in_place`: sums of products are stored (`memory/summed_products.py`).
 - `stores_split_broadcasts`: statistics of groups are stored once per element of the group.
 - `transform_arrays`: Fourier transforms of real numbers are stored at full length
   (`memory/transforms.py`).
@@ -35,6 +36,7 @@ from partir_search.simulator.memory.operand_dims import operand_dims
 from partir_search.simulator.memory.softmax import DotOutputs, sums_few
 from partir_search.simulator.memory.split_broadcasts import split_broadcasts
 from partir_search.simulator.memory.stored_operands import stored_operands
+from partir_search.simulator.memory.summed_products import summed_products
 from partir_search.simulator.memory.transforms import transforms
 from partir_search.simulator.op_kinds import is_batched
 from partir_search.simulator.printing import table
@@ -117,6 +119,8 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
     if traits.materializes_dot_operands:
         materialized |= _dot_operands(module, rules)
     materialized |= stored_operands(module, rules, traits)
+    if traits.adds_products_in_place:
+        materialized |= summed_products(module, rules)
     changed = {v: float(width[v]) for v in np.flatnonzero(width != 1.0).tolist()}
     names = [v.name for v in module.values]
     return Dtypes(

@@ -4,7 +4,8 @@ The consumers of an elementwise value recompute the value. Stored are arguments,
 of regions, and results of all ops but elementwise ones. A *kernel* is an op with stored results.
 Its *leaves* are the stored values from which its operands are computed. An elementwise value with
 several consumers is stored too, if keeping its leaves alive would take more memory than the value
-(the residual stream): `XlaTraits.materialize_ratio`.
+(the residual stream): `XlaTraits.materialize_ratio`. A value that many dots read is stored if that
+moves fewer bytes (`XlaTraits.stores_shared_operands`).
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def materialize(
                 for x in op.operands[-1:]
                 if isinstance(x, Value) and op.id not in dtypes.one_hot
             )
+    fetched: dict[int, dict[int, int]] = {}  # by id of a recomputed value, but for slices
     looked_up: dict[int, tuple[int, ...]] = {}  # by value id: `sources` with rows
     reads: dict[int, tuple[int, ...]] = {}
     rows: dict[int, tuple[int, ...]] = {}
@@ -152,6 +154,36 @@ def materialize(
             op = maker
         return bool(rules[op.id].reads)
 
+    def fetched_by(op: Op) -> dict[int, int]:
+        """Bytes of the stored values and slices that a kernel of an op reads, by id."""
+        found: dict[int, int] = {}
+        for _, v in op.inputs():
+            found |= fetched.get(v.id, {v.id: v.type.nbytes})
+        return found
+
+    def read_by_dots(result: Value) -> int:
+        """Number of dots that read a value, directly or moved; 0 with any further reader."""
+        n = 0
+        for u in users[result.id]:
+            rule = rules[u.id]
+            moved = rule.moves and rule.elementwise and len(u.results) == 1
+            found = read_by_dots(u.results[0]) if moved else int(rule.role is Role.DOT)
+            if not found:
+                return 0
+            n += found
+        return n
+
+    def shared(op: Op, result: Value) -> bool:
+        """True if three dots or more and no others read a value, and to store the value moves fewer
+        bytes than to read its operands in each dot.
+        """
+        if rules[op.id].moves or not traits.stores_shared_operands:
+            return False
+        if (n := read_by_dots(result)) < 3:
+            return False
+        once = sum(fetched_by(op).values())
+        return n * once > once + (n + 1) * result.type.nbytes
+
     def large(leaves: tuple[int, ...], result: Value) -> int:
         """Number of leaves that count as inputs of a fused chain."""
         least = traits.fused_input_fraction * result.type.nbytes
@@ -169,6 +201,7 @@ def materialize(
             return result.id not in forced
         return not (
             result.id in forced
+            or shared(op, result)
             or large(leaves, result) > traits.max_fused_inputs
             or (
                 len(users[result.id]) > 1
@@ -189,6 +222,8 @@ def materialize(
         if fusible(op) and not op.regions and recomputed(op, leaves):
             for r in op.results:
                 sources[r.id] = leaves
+                if not rules[op.id].reads:
+                    fetched[r.id] = fetched_by(op)
             if looks_up_rows(op):
                 (result,) = op.results
                 looked_up[result.id] = (result.id, *rows_of(op.operands[1:]))

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from partir_search.lowering.traits import described, trait
-from partir_search.simulator.target.softmax_traits import SoftmaxTraits
+from partir_search.simulator.target.product_traits import ProductTraits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RateTraits(SoftmaxTraits):
+class RateTraits(ProductTraits):
     """Rates of kernels on a GPU; fields of `XlaTraits`."""
 
     atomic_update_bytes: Mapping[str, float] = dataclasses.field(
