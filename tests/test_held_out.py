@@ -54,6 +54,15 @@ TINY: dict[str, dict[str, Any]] = {
     "redundancy": {"batch": 4, "pixels": 8, "d": 8, "blocks": 1, "projected": 16},
     "fourier_mixing": {"batch": 2, "length": 8, "d": 16, "layers": 1, "vocab": 32, "masked": 2},
     "spectral_filters": {"batch": 2, "frames": 16, "width": 4, "d": 8, "windows": (8, 16)},
+    "sparse_autoencoder": {"batch": 4, "d": 8, "features": 16, "chosen": 2},
+    "slot_attention": {"batch": 2, "side": 4, "patch": 6, "d": 8, "slots": 3, "rounds": 2},
+    "skipped_vit": {"batch": 2, "patches": 4, "patch": 6, "d": 8, "heads": 2, "half": 1},
+    "time_mixing": {"batch": 2, "length": 8, "d": 8, "layers": 1, "vocabulary": 16},
+    "masked_autoencoder": {"batch": 2, "patches": 8, "seen": 2, "patch": 6, "d": 16, "narrow": 8},
+    "policy_lm": {"batch": 2, "length": 8, "d": 24, "heads": 6, "layers": 1, "vocabulary": 16},
+    "flow_network": {"batch": 2, "steps": 3, "parts": 4, "kinds": 3, "d": 8, "layers": 1},
+    "weight_generator": {"batch": 2, "patches": 4, "patch": 6, "d": 8, "heads": 2, "width": 4},
+    "contrastive_audio": {"batch": 2, "length": 256, "width": 4, "d": 8, "heads": 2, "layers": 1},
     "expert_choice": {"batch": 2, "pixels": 16, "d": 16, "heads": 2, "chosen": 2, "layers": 1},
 }
 

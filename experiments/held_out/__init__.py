@@ -17,4 +17,6 @@ PROGRAMS = (
     *("meta_learning", "late_interaction"),
     *("spline_network", "redundancy"),
     *("fourier_mixing", "spectral_filters"),
+    *("sparse_autoencoder", "slot_attention", "skipped_vit", "time_mixing", "masked_autoencoder"),
+    *("policy_lm", "flow_network", "weight_generator", "contrastive_audio"),
 )
