@@ -18,6 +18,8 @@ from jax.sharding import AbstractMesh
 import partir_search as ps
 from partir_search.ir.kind import Kind
 from partir_search.rules.registry import RuleTable
+from partir_search.simulator.memory.stored_operands import stored_operands
+from partir_search.simulator.target.machine import find_machine
 from tests.propagation.kernel_cases import attention, product
 from tests.support import module_of
 
@@ -96,6 +98,19 @@ def test_the_estimate_of_a_tile_is_its_share() -> None:
     assert local["grid_mapping"].grid == (2,)
     assert [m.array_aval.shape for m in local["grid_mapping"].block_mappings] == [(2, 4)] * 2
     assert dataclasses.astuple(local["cost_estimate"])[:3] == (200, 20, 2000)
+
+
+def test_operands_are_arrays() -> None:
+    """A kernel reads computed operands from memory; transposes of them are their layout."""
+
+    def fn(x: Any) -> Any:
+        return _scaled(jnp.tanh(x).T, _twice)
+
+    module = module_of(fn, jnp.ones((4, 8)))
+    rules = list(map(RuleTable(), module.ops))
+    stored = stored_operands(module, rules, find_machine("tpu_v5e").traits)
+    (tanh,) = (op.results[0].id for op in module.ops if op.prim == "tanh")
+    assert stored == {tanh}
 
 
 def test_flash_attention() -> None:

@@ -12,6 +12,8 @@
   (`XlaTraits.stores_values_sliced_again`): levels of recursions and of associative scans.
 - Operands and results of moves with gaps between elements
   (`XlaTraits.materializes_dilations`).
+- Operands of the user's kernels, on every target. Reshapes and transposes of an operand are taken
+  for its layout.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from partir_search.ir.analysis.def_use import DefUse, def_use
 from partir_search.ir.core import Module, Op, Value
+from partir_search.ir.kind import Kind
 from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.float_types import changes_width
@@ -35,6 +38,8 @@ def stored_operands(module: Module, rules: Sequence[OpRule], traits: XlaTraits) 
     found = _Operands(module, rules, traits.stored_repeat_fraction)
     ids = set[int]()
     for op in module.ops:
+        if rules[op.id].kind is Kind.KERNEL:
+            ids.update(map(found.laid_out, (v for _, v in op.inputs())))
         if traits.materializes_dilations:
             ids.update(found.apart(op))
         if traits.stores_concatenated_pieces:
@@ -85,6 +90,14 @@ class _Operands:
             yield from (r.id for r in op.results)
         elif rule.role is Role.SLICE and any(abs(read.step) > 1 for read in rule.reads):
             yield from (r.id for r in op.results)
+
+    def laid_out(self, value: Value) -> int:
+        """Id of the value of which another is a reshape or transpose."""
+        maker = self.uses.makers[value.id]
+        while maker is not None and self.rules[maker.id].role in (Role.RESHAPE, Role.TRANSPOSITION):
+            ((_, value),) = maker.inputs()
+            maker = self.uses.makers[value.id]
+        return value.id
 
     def pieces(self, op: Op) -> Iterator[int]:
         """Computed operands of a concatenation read by a dot."""
