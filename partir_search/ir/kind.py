@@ -23,7 +23,7 @@ class Kind(enum.Enum):
       DECOMPOSITION: factors or solves matrices; Fourier transforms.
       RANDOM: draws random numbers or derives keys.
       IDENTITY: returns its operands; constrains their layout, order or memory.
-      KERNEL: a kernel written by the user. Nothing is fused into it.
+      KERNEL: a kernel written by the user. A compiler fuses nothing into the kernel.
       EFFECT: calls back to the host.
       REGION: runs regions of ops.
       OPAQUE: has no rule; runs replicated and is named in the report.

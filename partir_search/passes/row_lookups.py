@@ -128,7 +128,7 @@ def _columns(indices: Operand, makers: dict[Value, Op]) -> list[Operand]:
 def _row_dim(x: Operand, arrays: ConstantArrays, makers: dict[Value, Op]) -> int | None:
     """Dim along which a column counts from 0; None if the column holds anything more.
 
-    A broadcast is followed to its operand: the column of a large array need not be computed.
+    A broadcast counts as the operand does: the column of a large array need not be computed.
     """
     maker = makers.get(x) if isinstance(x, Value) else None
     if maker is not None and role_of(maker) is Role.BROADCAST:

@@ -1,6 +1,6 @@
 """Rows of layers carried from layer to layer, if ops outside of the layers read or make the rows.
 
-A stage knows the rows of its own layers, in the tick of its own microbatch. Therefore:
+A stage knows the rows of the stage's layers, in the tick of the stage's microbatch. Therefore:
 
 - a stack of layers read by head or exit (a loss of each layer, losses of experts, states of layers
   for a mixture) is an array in the carry, with one row written by each layer;

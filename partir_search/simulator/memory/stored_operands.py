@@ -12,8 +12,8 @@
   (`XlaTraits.stores_values_sliced_again`): levels of recursions and of associative scans.
 - Operands and results of moves with gaps between elements
   (`XlaTraits.materializes_dilations`).
-- Operands of the user's kernels, on every target. Reshapes and transposes of an operand are taken
-  for its layout.
+- Operands of the user's kernels, on every target. Reshapes and transposes of an operand count
+  as layouts.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def _busiest(at: Ints, hops: Ints, axis: int, sign: int, sizes: tuple[int, ...])
 
     Args:
       at: positions of the blocks, one row per axis.
-      hops: links that each block crosses.
-      axis: the axis along which blocks travel.
+      hops: links crossed by each block.
+      axis: the axis of the links.
       sign: 1 toward higher positions, -1 toward lower ones.
       sizes: sizes of the axes.
     """
