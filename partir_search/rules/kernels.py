@@ -2,9 +2,9 @@
 
 Each program of a grid reads and writes one block of each array, chosen by an index map. If a grid
 dim is the index of the blocks along one dim of every result, and of the operands along one dim or
-none, the programs along the grid dim are independent: devices run equal parts of the grid on tiles of the
-arrays. A grid dim stays whole if the kernel asks for
-the place along the dim (`program_id`, `num_programs`) or declares the dim ``"arbitrary"``.
+none, the programs along the grid dim are independent: devices run equal parts of the grid on tiles
+of the arrays. A grid dim stays whole if the kernel asks for the place along the dim (`program_id`,
+`num_programs`) or declares the dim ``"arbitrary"``.
 """
 
 from __future__ import annotations

@@ -174,8 +174,8 @@ def materialize(
         return n
 
     def shared(op: Op, result: Value) -> bool:
-        """True if three dots or more and no further ops read a value, and to store the value moves fewer
-        bytes than to read its operands in each dot.
+        """True if three dots or more read a value, no further ops do, and to store the value moves
+        fewer bytes than to read the operands in each dot.
         """
         if rules[op.id].moves or not traits.stores_shared_operands:
             return False
