@@ -173,7 +173,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[int, int, str]], set[st
     "twice": (_twice, [BATCH], set()),
     "in_scan": (_in_scan, [BATCH], set()),
     "scan_around": (_scan_around, [BATCH], set()),
-    "asks_all": (_asks_all, [BATCH, (2, 0, "model")], {"or", "sum", ""}),
+    "asks_all": (_asks_all, [BATCH, (2, 0, "model")], {"or", "sum"}),
     "keys": (_keys, [(1, 0, "batch")], set()),
     "tangents": (_tangents, [BATCH], set()),
     "ref": (_ref, [BATCH], set()),
