@@ -19,7 +19,7 @@ from partir_search.ir.printer import print_partition
 from partir_search.ir.verify import verify
 from partir_search.planning.microbatch import in_time
 from partir_search.planning.stage import print_module
-from tests.support import assert_same, module_of
+from tests.support import assert_same, floats_of, module_of
 
 ENTRY = MODELS["llama-tiny"]
 ABSTRACT = AbstractMesh((2, 4), ("batch", "model"))
@@ -330,3 +330,23 @@ def test_former_name_of_the_number() -> None:
         for f in (regression, former, ps.microbatched(regression, 2))
     )
     assert old == new != plain
+
+
+def test_keys_made_by_a_loop_are_returned() -> None:
+    """A key carried beside the data by a scan."""
+
+    def step(ws: Any, x: Any, key: Any) -> Any:
+        def layer(carry: Any, w: Any) -> Any:
+            h, k = carry
+            return (jnp.tanh(h @ w + jax.random.normal(k, (4,))), jax.random.fold_in(k, 1)), None
+
+        def loss(ws: Any) -> Any:
+            (h, k), _ = jax.lax.scan(layer, (x, key), ws)
+            return (h**2).mean(), k
+
+        return jax.value_and_grad(loss, has_aux=True)(ws)
+
+    x, ws = floats_of((8, 4), (3, 4, 4))
+    args = ws, x, jax.random.key(1)
+    got, want = (jax.tree.leaves(jax.jit(f)(*args)) for f in (ps.microbatched(step, 2), step))
+    assert_same(got, want)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import partir_search as ps
 from partir_search.ir.core import Module
 from partir_search.passes.pipeline.layers import Layers
-from partir_search.passes.pipeline.loop_parts import layer_pairs, microbatch_loop
+from partir_search.passes.pipeline.loop_parts import NoPipeline, layer_pairs, microbatch_loop
 from partir_search.passes.pipeline.zero_cotangents import results_without_item
 from partir_search.passes.roll import layer_scans
-from tests.pipelines.programs import LAYERS, STEPS
+from tests.pipelines.programs import LAYERS, STEPS, arguments
 from tests.pipelines.steps import TOKENS, mesh_of
 from tests.pipelines.test_lockstep import in_parts, pipeline, results_of
 from tests.pipelines.unlike_layers import UNLIKE, one_layer_scanned, unlike_arguments
@@ -110,3 +111,47 @@ def test_scans_without_rows_are_no_layers() -> None:
     forward = module_of(loss, *leaves)
     assert [op.prim for op in forward.body.ops].count("scan") == 1
     assert layer_scans(forward.body) == ()
+
+
+def keys_of_layers(params: Any, tokens: Any, key: Any, read: bool) -> Any:
+    """A step whose layers hand out keys, returned or drawn from behind the layers."""
+
+    def layer(h: Any, given: Any) -> Any:
+        p, k = given
+        return h + jnp.tanh(h @ p["w"]), jax.random.fold_in(k, 1)
+
+    def loss(params: Any) -> Any:
+        given = params["layers"], jax.random.split(key, LAYERS)
+        h, keys = jax.lax.scan(layer, params["embedding"][tokens], given)
+        if read:
+            h = h * jax.random.normal(keys[0], h.shape)
+        return h.mean(), jax.random.key_data(keys) if read else keys
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def test_keys_of_layers_are_returned_but_not_read() -> None:
+    module = pipeline(in_parts(lambda *args: keys_of_layers(*args, read=False), 4), 2, 4, 1)
+    want = jax.tree.leaves(jax.jit(lambda *args: keys_of_layers(*args, read=False))(*arguments()))
+    assert_same(results_of(module), want, tolerance=1e-5)
+    with pytest.raises(NoPipeline, match=r"at .*test_unlike_layers.py:\d+ .*a row for each layer"):
+        pipeline(in_parts(lambda *args: keys_of_layers(*args, read=True), 4), 2, 4, 1)
+
+
+def test_a_metric_that_is_no_sum_is_refused() -> None:
+    """A root of a mean over the batch, in each layer: the op, its line and a remedy."""
+
+    def step(params: Any, tokens: Any, key: Any) -> Any:
+        def layer(h: Any, p: Any) -> Any:
+            h = h + jnp.tanh(h @ p["w"])
+            return h, jnp.sqrt((h**2).mean())
+
+        def loss(params: Any) -> Any:
+            h, norms = jax.lax.scan(layer, params["embedding"][tokens], params["layers"])
+            return h.mean(), norms
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    said = r"sqrt at .*test_unlike_layers.py:\d+ .*needs all microbatches at once.*Normalise over"
+    with pytest.raises(ValueError, match=said):
+        in_parts(step, 4)

@@ -284,7 +284,7 @@ class _Writer:
             monoid = self.cut.kinds.kind(local)
             made = scope.new[local.id]
             kind = _accumulator(made.type)
-            initial = identity(monoid if monoid in PENDING else "sum", kind.dtype)
+            initial = identity(monoid, kind.dtype) if monoid in PENDING else 0
             ops, (x,) = self._traced(lambda k=kind, i=initial: [jnp.full(k.shape, i, k.dtype)], ())
             begin += ops
             total = Value(-1, kind, f"{local.value.name}_total")
