@@ -66,11 +66,11 @@ def _busiest(at: Ints, hops: Ints, axis: int, sign: int, sizes: tuple[int, ...])
     """
     crossed = np.zeros(int(np.prod(sizes)), int)
     place = at.copy()
-    for done in range(int(hops.max())):
+    for done in range(int(np.max(hops))):
         place[axis] = (at[axis] + sign * done) % sizes[axis]
         links = np.ravel_multi_index(tuple(place[:, hops > done]), sizes)
         crossed += np.bincount(links, minlength=len(crossed))
-    return int(crossed.max()), int(hops.max())
+    return int(np.max(crossed)), int(np.max(hops))
 
 
 def permute_seconds(sent: Iterable[Sent], mesh: MeshShape, machine: Machine) -> float:
