@@ -14,7 +14,7 @@ from jax import lax
 from tests.generated.batched_loops import batched_loop
 from tests.generated.refs import ref_form
 from tests.generated.row_numbers import row_numbers
-from tests.generated.windows import conv, overlapping_pool, pool, strided_conv
+from tests.generated.windows import conv, frames, overlapping_pool, pool, strided_conv
 
 SIZES = (2, 3, 4, 6, 8)
 KINDS = (
@@ -25,7 +25,7 @@ KINDS = (
     *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve"),
     "batched_loop",
     "refs",
-    *("no_iterations", "row_numbers"),
+    *("no_iterations", "row_numbers", "frames"),
 )
 
 
@@ -35,6 +35,7 @@ class Builder:
     batched_loop = batched_loop
     row_numbers = row_numbers
     conv = conv
+    frames = frames
     pool = pool
     strided_conv = strided_conv
     overlapping_pool = overlapping_pool

@@ -50,7 +50,7 @@ def _batch_factors(
 @register("gather", role=Role.GATHER)
 def gather(op: Op) -> OpRule:
     """Index dims pass to the result, offset dims pass through, indexed dims are summed."""
-    dn, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
+    dn = op.params["dimension_numbers"]
     operand, indices, result = shape_of(op, 0), shape_of(op, 1), result_shape(op)
     f = _Factors()
     batch = _batch_factors(f, indices, (), "")
@@ -62,8 +62,9 @@ def gather(op: Op) -> OpRule:
         operand_dims[d] = batch[i]
     removed = {*dn.collapsed_slice_dims, *dn.operand_batching_dims}
     window = [d for d in range(len(operand)) if d not in removed]
+    full = _full_slices(op)
     for place, d in zip(dn.offset_dims, window, strict=True):
-        if sizes[d] == operand[d] and d not in dn.start_index_map:
+        if d in full:
             operand_dims[d] = result_dims[place] = f.new(operand[d])
     inexact = jnp.issubdtype(op.results[0].type.dtype, np.inexact)
     indexed = set()
@@ -110,10 +111,13 @@ def _summable(dtype: Any) -> bool:
 
 
 def _full_slices(op: Op) -> frozenset[int]:
-    """Dims of the operand covered completely by each slice."""
-    starts, sizes = op.params["dimension_numbers"].start_index_map, op.params["slice_sizes"]
+    """Dims of the operand covered completely by each slice.
+
+    Only the index 0 of such a dim is within the bounds, of the dim and of each tile.
+    """
+    single, sizes = _single(op), op.params["slice_sizes"]
     pairs = enumerate(zip(sizes, shape_of(op, 0), strict=True))
-    return frozenset(d for d, (n, m) in pairs if n == m and d not in starts)
+    return frozenset(d for d, (n, m) in pairs if n == m and d not in single)
 
 
 def _local_slice_sizes(
@@ -134,14 +138,15 @@ def local_gather(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
     tiled = [
         d for d in tiled if ctx.tiles(rule.operands[0][d]) > 1 or shape[d] != shape_of(op, 0)[d]
     ]
-    if not tiled:
-        return bind(op, params, args)
     mode = Mode.from_any(op.params["mode"])
+    if not tiled:
+        places = _clipped(op, indices) if mode == Mode.CLIP else indices
+        return bind(op, params, (operand, places))
     mask, first = jnp.bool_(True), jnp.bool_(True)
     inside = jnp.bool_(True)
     columns = [indices[..., k] for k in range(indices.shape[-1])]
     for k, d in enumerate(dn.start_index_map):
-        limit = shape[d] - op.params["slice_sizes"][d]
+        limit = max(shape[d] - op.params["slice_sizes"][d], 0)
         if mode == Mode.CLIP:
             columns[k] = jnp.clip(columns[k], 0, limit)
         else:
@@ -170,6 +175,21 @@ def local_gather(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
         fill = jnp.where(first, _fill_value(op, rows.dtype), zero)
         rows = jnp.where(over_rows(inside), rows, fill)
     return [rows]
+
+
+def _clipped(op: Op, indices: Any) -> Any:
+    """Indices of a gather in bounds, if slices have several elements of a dim.
+
+    XLA makes one dynamic slice of two, and clamps its start alone: a tile of a slice that was moved
+    into the bounds is read elsewhere.
+    """
+    sizes, shape = op.params["slice_sizes"], _bounds(op)
+    starts = op.params["dimension_numbers"].start_index_map
+    if all(sizes[d] in (1, shape[d]) for d in starts):
+        return indices
+    largest = np.iinfo(indices.dtype).max
+    most = [min(max(shape[d] - sizes[d], 0), largest) for d in starts]
+    return jnp.clip(indices, 0, np.array(most, indices.dtype))
 
 
 def _bounds(op: Op) -> Shape:
@@ -227,10 +247,10 @@ def scatter(op: Op) -> OpRule:
         update_dims[place] = factor
     for d, i in zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims, strict=True):
         operand_dims[d] = batch[i]
-    removed = {*dn.inserted_window_dims, *dn.operand_batching_dims}
-    window = [d for d in range(len(operand)) if d not in removed]
-    for place, d in zip(dn.update_window_dims, window, strict=True):
-        if updates[place] == operand[d] and d not in dn.scatter_dims_to_operand_dims:
+    window = _window_dims(op)
+    for d, place in window.items():
+        single = operand[d] == 1 and d in dn.scatter_dims_to_operand_dims
+        if updates[place] == operand[d] and not single:  # at 0 in the dim and in each tile
             operand_dims[d] = update_dims[place] = f.new(operand[d])
     indexed = set()
     for d in dn.inserted_window_dims:
@@ -260,6 +280,14 @@ def scatter(op: Op) -> OpRule:
             *(dn.update_window_dims, len(updates)),
         ),
     )
+
+
+def _window_dims(op: Op) -> dict[int, int]:
+    """Dims of a scatter's operand covered by windows, and their dims of the updates."""
+    dn = op.params["dimension_numbers"]
+    removed = {*dn.inserted_window_dims, *dn.operand_batching_dims}
+    window = [d for d in range(len(shape_of(op, 0))) if d not in removed]
+    return dict(zip(window, dn.update_window_dims, strict=True))
 
 
 def local_scatter(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
@@ -303,11 +331,12 @@ def _in_tile(ctx: Any, op: Op, operand: Any, indices: Any) -> tuple[Any, Any]:
     ]
     if not tiled:
         return indices, mode
-    clip = Mode.from_any(mode) == Mode.CLIP
+    clip, window = Mode.from_any(mode) == Mode.CLIP, _window_dims(op)
     columns = [indices[..., k] for k in range(indices.shape[-1])]
     for k, d in enumerate(dn.scatter_dims_to_operand_dims):
         if clip:
-            columns[k] = jnp.clip(columns[k], 0, bounds[d] - 1)
+            size = shape_of(op, 2)[window[d]] if d in window else 1
+            columns[k] = jnp.clip(columns[k], 0, max(bounds[d] - size, 0))
         if d in tiled:
             size = operand.shape[d]
             tile = ctx.tile_index(rule.operands[0][d]).astype(columns[k].dtype)

@@ -33,7 +33,6 @@ _CORE: dict[str, tuple[int, float]] = {
     "svd": (2, 22.0),
     "symmetric_product": (2, 1.0),
     "tridiagonal": (2, 4 / 3),
-    "tridiagonal_solve": (1, 8.0),
 }
 
 
@@ -107,4 +106,24 @@ def triangular_solve(op: Op) -> OpRule:
         linear=((1,),),
         tolerates_padding=False,
         flops_per_point=1.0,
+    )
+
+
+@register("tridiagonal_solve")
+def tridiagonal_solve(op: Op) -> OpRule:
+    """Batch dims and right-hand sides; linear in the right-hand sides."""
+    diagonal, sides = shape_of(op, 0), shape_of(op, 3)
+    rank = len(diagonal) - 1
+    batch = tuple(range(rank))
+    b = (*batch, NONE, rank)
+    return OpRule(
+        Kind.DECOMPOSITION,
+        sizes=(*diagonal[:-1], sides[-1], diagonal[-1]),
+        operands=(*((*batch, NONE),) * 3, b),
+        results=(b,),
+        reducers=("",) * (rank + 2),
+        blocked=frozenset({rank + 1}),
+        linear=((3,),),
+        tolerates_padding=False,
+        flops_per_point=8.0,
     )

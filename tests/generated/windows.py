@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -74,3 +76,42 @@ def overlapping_pool(self: Builder) -> None:
                 v[i], start, fn, (1, 3, 1), (1, stride, 1), "SAME"
             ) / 3,
         )  # fmt: skip
+
+
+def frames(self: Builder) -> None:
+    """Windows along the dim after the first, at computed places: read, written or added."""
+    i = self.pick(lambda s: len(s) >= 2 and s[1] >= 3)
+    if i is None:
+        return
+    b, n, *rest = self.shapes[i]
+    form = self.rng.choice(["read", "write", "add", "set"])
+
+    def places(v: list[Any]) -> Any:
+        return (jnp.abs(v[i].reshape(b, -1)[0, :2]) * 5).astype(int) % (n + 1)
+
+    def read(v: list[Any]) -> Any:
+        return jax.vmap(lambda at: lax.dynamic_slice_in_dim(v[i], at, 2, 1))(places(v))
+
+    def write(v: list[Any]) -> Any:
+        new = jnp.ones((b, 2, *rest), v[i].dtype) * v[0].sum() / 8
+        one = functools.partial(lax.dynamic_update_slice_in_dim, v[i], new, axis=1)
+        return jax.vmap(lambda at: one(at))(places(v))
+
+    def scattered(v: list[Any]) -> Any:
+        """Windows over the whole first dim, as the gradient of `read` has."""
+        numbers = lax.ScatterDimensionNumbers(
+            update_window_dims=tuple(range(1, 3 + len(rest))),
+            inserted_window_dims=(),
+            scatter_dims_to_operand_dims=(0, 1),
+        )
+        at = places(v)
+        indices = jnp.stack([0 * at, at], 1)[: 2 if form == "add" else 1]
+        updates = jnp.ones((len(indices), b, 2, *rest), v[i].dtype) * v[0].sum() / 8
+        scatter = lax.scatter_add if form == "add" else lax.scatter
+        return scatter(v[i], indices, updates, numbers, mode=lax.GatherScatterMode.CLIP)
+
+    if form in ("read", "write"):
+        run, size = (read, 2) if form == "read" else (write, n)
+        self.emit((2, b, size, *rest), run)
+    else:
+        self.emit((b, n, *rest), scattered)

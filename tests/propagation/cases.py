@@ -32,6 +32,16 @@ def batched_take(x: Any, ids: Any) -> Any:
     return jnp.take_along_axis(x, ids[..., None], axis=-1)
 
 
+def frames(x: Any, starts: Any) -> Any:
+    """Windows of 3 along the second dim."""
+    return jax.vmap(lambda at: lax.dynamic_slice_in_dim(x, at, 3, 1))(starts)
+
+
+PIECES = lax.ScatterDimensionNumbers(  # of 3 elements, each of one row
+    update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
+)
+
+
 def dot(contract: Any, batch: Any = ((), ())) -> Callable[..., Any]:
     return lambda x, y: lax.dot_general(x, y, (contract, batch))
 
@@ -191,6 +201,7 @@ CASES: dict[str, Case] = {
         lambda t, i: t.at[i].get(mode="fill", fill_value=7.0),
         (floats(8, 6), ints(4, 2, low=-3, high=12)),
     ),
+    "gather_frames": ("gather", frames, (floats(4, 8), ints(6, high=8))),
     "gather_batched": ("gather", batched_take, (floats(4, 2, 8), ints(4, 2))),
     "integer_pow": ("integer_pow", lambda x: x**3, (floats(4, 6),)),
     "empty": ("empty", lambda x: x + 0 * lax.empty((4, 6), jnp.float32), (floats(4, 6),)),
@@ -269,6 +280,16 @@ CASES: dict[str, Case] = {
         "scatter-add",
         lambda x, i: jax.grad(lambda y: batched_take(y, i).sum())(x),
         (floats(4, 2, 8), ints(4, 2)),
+    ),
+    "scatter_add_frames": (
+        "scatter-add",
+        lambda x, i: jax.grad(lambda y: (frames(y, i) ** 2).sum())(x),
+        (floats(4, 8), ints(6, high=8)),
+    ),
+    "scatter_add_pieces": (
+        "scatter-add",
+        lambda t, i, u: lax.scatter_add(t, i, u, PIECES, mode=lax.GatherScatterMode.CLIP),
+        (floats(8, 6), ints(4, 2, low=-3, high=12), floats(4, 3)),
     ),
     "scatter_max": (
         "scatter-max",
