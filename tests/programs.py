@@ -25,7 +25,7 @@ KINDS = (
     *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve"),
     "batched_loop",
     "refs",
-    *("no_iterations", "row_numbers", "frames"),
+    *("no_iterations", "row_numbers", "frames", "tangent"),
 )
 
 
@@ -324,6 +324,23 @@ class Builder:
                 return lax.scan(body, jnp.float32(0), v[i])[1]
 
             self.emit(s[:1], run)
+
+    def tangent(self) -> None:
+        """Tangent of a product of two products: sums of equal parts meet in one addition."""
+        i = self.pick(lambda s: len(s) == 2)
+        if i is not None:
+            j = self.pick(lambda s: s == self.shapes[i])
+
+            def run(v: list[Any]) -> Any:
+                left = jnp.tanh(v[i].T @ v[i]) / 4
+
+                def both(x: Any) -> Any:
+                    return (x @ left) * (x @ left.T)
+
+                out, tangent = jax.jvp(both, (v[i],), (v[j],))
+                return jnp.tanh(tangent + out)
+
+            self.emit(self.shapes[i], run)
 
     def solve(self) -> None:
         """A batch of triangular systems."""

@@ -95,8 +95,6 @@ def defer_reductions(
             each = todo.pop()
             for op in each.dropped_loops:
                 loops[op.id] = NONE
-                values = {v.id: each.monoid for _, v in op.inputs() if v.id in deferrals}
-                partial_at_rest.update(values)
             for v in each.untiled:
                 tiles[v] = NONE
             partial_at_rest.update((v, each.monoid) for v in each.partial_at_rest)
