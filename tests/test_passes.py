@@ -37,8 +37,8 @@ def partitioned(**options: Any) -> Any:
 def test_recorded_in_order() -> None:
     plan = partitioned().plan(X, W)
     names = [record.name for record in plan.passes]
-    rewrites = ["trace", "row_lookups", "loop_broadcasts", "views", "group_arguments"]
-    rewrites += ["block_scans", "fold", "search", "unfold"]
+    rewrites = ["trace", "row_lookups", "early_lookups", "loop_broadcasts", "views"]
+    rewrites += ["group_arguments", "block_scans", "fold", "search", "unfold"]
     assert names == [*rewrites, "local", *SCHEDULING, "emit"]
     assert names == [name for name in PIPELINE if name in names]
     assert all(record.seconds >= 0 for record in plan.passes)
@@ -70,6 +70,7 @@ def test_rewrites_are_passes() -> None:
     rewrites = [
         "trace",
         "row_lookups",
+        "early_lookups",
         "loop_broadcasts",
         "views",
         "group_arguments",
@@ -85,30 +86,31 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
     train = partitioned(dump_dir=tmp_path / "passes")
     plan = train.plan(X, W)
     files = sorted(p.name for p in (tmp_path / "passes").iterdir())
-    last = 17 + len(SCHEDULING)
+    last = 18 + len(SCHEDULING)
     assert files == [
         "00_trace.ir",
         "01_row_lookups.ir",
-        "04_loop_broadcasts.ir",
-        "05_views.ir",
-        "06_group_arguments.ir",
-        "07_block_scans.ir",
-        "13_fold.ir",
-        "14_search.ir",
-        "15_unfold.ir",
-        "16_local.ir",
-        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 17)),
+        "02_early_lookups.ir",
+        "05_loop_broadcasts.ir",
+        "06_views.ir",
+        "07_group_arguments.ir",
+        "08_block_scans.ir",
+        "14_fold.ir",
+        "15_search.ir",
+        "16_unfold.ir",
+        "17_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 18)),
         f"{last}_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
-    assert read["15_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["16_unfold.ir"] == plan.ir(full=True) + "\n"
     assert read[f"{last - 1}_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
     assert "shard_map" in read[f"{last}_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
-    assert (tmp_path / "passes" / other.fingerprint / "16_local.ir").exists()
+    assert (tmp_path / "passes" / other.fingerprint / "17_local.ir").exists()
 
 
 def test_dumps_of_other_static_values(tmp_path: pathlib.Path) -> None:

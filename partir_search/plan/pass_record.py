@@ -9,6 +9,7 @@ from typing import Any
 PIPELINE = {
     "trace": "jaxpr of the call, read into the IR",
     "row_lookups": "look-ups and updates at the number of each row within rows",
+    "early_lookups": "look-ups within rows before the elementwise functions of the array",
     "microbatches": "the batch on a time axis, and the loop over its parts",
     "pipeline": "the loop over microbatches as ticks of a pipeline over stages of layers",
     "loop_broadcasts": "broadcasts of values known before a scan inside of the scan",

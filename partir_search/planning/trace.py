@@ -19,6 +19,7 @@ from partir_search.ir.argument_paths import leaf_path, parameter_names
 from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
 from partir_search.ir.reading.manual import RegionAxes
+from partir_search.passes.early_lookups import with_early_lookups
 from partir_search.passes.loop_broadcasts import with_broadcasts_inside
 from partir_search.passes.row_lookups import with_row_lookups
 from partir_search.passes.views import with_views
@@ -253,9 +254,8 @@ def read_call(
     )
     weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
     _forget(jitted)
-    out_tree = jax.tree.structure(out_info)
-    found = Traced(module, in_tree, out_tree, donated, weak, (record,))
-    return found.run("row_lookups", with_row_lookups)
+    found = Traced(module, in_tree, jax.tree.structure(out_info), donated, weak, (record,))
+    return found.run("row_lookups", with_row_lookups).run("early_lookups", with_early_lookups)
 
 
 def _forget(jitted: Any) -> None:
