@@ -16,6 +16,7 @@ from partir_search.passes.roll.further_ops import Again
 from partir_search.passes.roll.layer_scans import LayerPair, layer_scans
 from partir_search.passes.roll.numbers import first_equals
 from partir_search.passes.roll.plan import RegionPlan, plan_region
+from partir_search.passes.roll.sliced_rows import with_rows_apart
 from partir_search.passes.roll.write import Writer
 from partir_search.passes.stacks.fingerprint import Fingerprints
 from partir_search.rules.registry import RuleTable
@@ -53,6 +54,16 @@ def roll(module: Module, again: Again = NOTHING) -> Rolled:
       again: ops of a layer that backward layers repeat for residuals of fewer bytes, besides
         elementwise ops and moves.
     """
+    apart = with_rows_apart(module)
+    if apart is not module:
+        found = _rolled(apart, again)
+        if found.layers:
+            return found
+    return _rolled(module, again)
+
+
+def _rolled(module: Module, again: Again) -> Rolled:
+    """Rolls equal layers of a module as given, with equal ends or with early slices."""
     fingerprints = Fingerprints(module)
 
     def print_of(op: Op) -> Hashable:

@@ -38,7 +38,13 @@ class Writer(RematRewriter):
         self._plans = plans
         self._same = {v: w for plan in plans.values() for v, w in plan.same.items()}
         self._fresh = FreshNames(module)
-        self._stacks: dict[Key, Value] = {}
+        self._stacks: dict[Key, Value] = {
+            op.results: self.value(x)
+            for op in module.ops
+            if role_of(op) is Role.ROWS_OF_LAYERS
+            for _, x in op.inputs()
+            if len(op.results) == x.type.shape[0]
+        }
         self._zeros: set[Value] = set()
         self._numbers: dict[int, tuple[Value, Any]] = {}  # constants, by `id` of the array
 
@@ -68,7 +74,15 @@ class Writer(RematRewriter):
 
     def _others(self, ops: Sequence[Op]) -> list[Op]:
         """Ops outside of layers, after stacks of values known before the loops."""
-        return [new for op in ops for new in with_stacks_outside(self.op(op))]
+        done: list[Op] = []
+        for op in ops:
+            key = tuple(v for _, v in op.inputs())
+            stack = self._stacks.get(key) if role_of(op) is Role.LAYERS else None
+            if stack is not None:  # made by a scan
+                self.new[op.results[0]] = stack
+            else:
+                done += with_stacks_outside(self.op(op))
+        return done
 
     def _scan(self, rolling: Rolling, plan: RegionPlan) -> list[Op]:
         """Ops in place of layers."""

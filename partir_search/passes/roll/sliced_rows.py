@@ -1,0 +1,205 @@
+"""Rows of one array sliced by layer, as ``w[i]`` or ``w[..., i]`` in a Python loop over layers.
+
+The gradient of a slice pads by the number of the layer, and so no two backward layers are equal.
+With the rows taken apart in front of the layers, and rows of the gradient stacked behind, each
+layer reads and makes a row.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from partir_search.ir.analysis.reductions import is_zero
+from partir_search.ir.core import Module, Op, Region, Value
+from partir_search.ir.role import Role
+from partir_search.passes.fresh_names import FreshNames
+from partir_search.passes.rewriter import Rewriter
+from partir_search.rules.construct import reshaped, transposed
+from partir_search.rules.registry import role_of
+from partir_search.rules.stacks import stacked_layers, unstacked_layers
+
+LEAST_ROWS = 3  # slices of halves of an array are no rows of layers
+
+
+def with_rows_apart(module: Module) -> Module:
+    """Module with arrays sliced whole by layer as rows; the same one without any."""
+    if not any(role_of(op) is Role.SLICE for op in module.ops):
+        return module
+    rewriter = _Rewriter(module)
+    new = rewriter.run()
+    return new if rewriter.found else module
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one array, or of the sum of padded rows.
+
+    Attributes:
+      dim: the dim of rows.
+      ops: slice or pad of each row, in order of rows.
+      near: the first slice, or the last addition.
+      between: additions before the last.
+    """
+
+    dim: int
+    ops: Sequence[Op]
+    near: Op
+    between: Sequence[Op] = ()
+
+
+class _Rewriter(Rewriter):
+    """Rewriter of all regions of a module.
+
+    Attributes:
+      found: True after the first array with rows apart.
+    """
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.found = False
+        self._names = FreshNames(module)
+        self._taken: dict[Op, Value] = {}  # row of each slice, and of each pad
+
+    def ops(self, old: Region) -> list[Op]:
+        sliced = _sliced(old)
+        shapes = {(x.type.shape, rows.dim) for x, rows in sliced.items()}
+        totals = {rows.near: rows for rows in _totals(old) if _kind(rows) in shapes}
+        if not sliced or not totals:
+            return list(super().ops(old))
+        self.found = True
+        rows_of = {op: rows for rows in (*sliced.values(), *totals.values()) for op in rows.ops}
+        dropped = {op for rows in totals.values() for op in rows.between}
+        done = [op for x in old.args if x in sliced for op in self._apart(x, sliced[x])]
+        for op in old.ops:
+            if op in dropped:
+                continue
+            if op in totals:
+                done += self._joined(op, totals[op])
+            elif op in rows_of:
+                done.append(self._row(op, rows_of[op]))
+            else:
+                done.append(self.op(op))
+            made = [x for x in op.results if x in sliced]
+            done += [new for x in made for new in self._apart(x, sliced[x])]
+        return done
+
+    def _apart(self, x: Value, rows: _Rows) -> list[Op]:
+        """Ops that take an array apart, with results by slice in `_taken`."""
+        source, done = self.value(x), list[Op]()
+        if rows.dim:
+            rank = range(len(x.type.shape))
+            made = transposed(source, (rows.dim, *(d for d in rank if d != rows.dim)))
+            source = Value(-1, made.type, self._names(f"{x.name}_rows"))
+            done.append(made.at(rows.near, source))
+        kind = dataclasses.replace(x.type, shape=source.type.shape[1:])
+        results = [Value(-1, kind, self._names(f"{x.name}_row")) for _ in rows.ops]
+        self._taken.update(zip(rows.ops, results, strict=True))
+        return [*done, unstacked_layers(source, results, rows.near)]
+
+    def _row(self, op: Op, rows: _Rows) -> Op:
+        """The reshape of a row in place of a slice, or to a row in place of a pad."""
+        if role_of(op) is Role.SLICE:
+            (result,) = op.results
+            return reshaped(self._taken[op], result.type.shape).at(op, self.value(result))
+        x = self.operand(op.operands[0])
+        shape = [n for d, n in enumerate(x.type.shape) if d != rows.dim]
+        made = reshaped(x, shape)
+        self._taken[op] = Value(-1, made.type, self._names(f"{op.results[0].name}_row"))
+        return made.at(op, self._taken[op])
+
+    def _joined(self, addition: Op, rows: _Rows) -> list[Op]:
+        """The stack of rows in place of the last addition."""
+        (result,) = addition.results
+        parts = [self._taken[op] for op in rows.ops]
+        shape = (len(parts), *parts[0].type.shape)
+        if not rows.dim:
+            return [stacked_layers(parts, self.value(result), addition)]
+        kind = dataclasses.replace(result.type, shape=shape)
+        stack = Value(-1, kind, self._names(f"{result.name}_rows"))
+        order = [*range(1, rows.dim + 1), 0, *range(rows.dim + 1, len(shape))]
+        made = transposed(stack, order).at(addition, self.value(result))
+        return [stacked_layers(parts, stack, addition), made]
+
+
+def _kind(rows: _Rows) -> tuple[tuple[int, ...], int]:
+    return rows.near.results[0].type.shape, rows.dim
+
+
+def _sliced(region: Region) -> dict[Value, _Rows]:
+    """Arrays of a region that slices of the forward pass take apart, each row once."""
+    found: dict[tuple[Value, int], list[Op]] = {}
+    for op in region.ops:
+        x = op.operands[0] if op.operands else None
+        if role_of(op) is Role.SLICE and not op.backward and isinstance(x, Value):
+            dim = _dim_of_row(op.results[0].type.shape, x.type.shape)
+            if dim is not None:
+                found.setdefault((x, dim), []).append(op)
+    rows: dict[Value, _Rows] = {}
+    for (x, dim), ops in found.items():
+        in_order = sorted(ops, key=lambda op: op.params["start_indices"][dim])
+        starts = [op.params["start_indices"][dim] for op in in_order]
+        if len(ops) >= LEAST_ROWS and starts == list(range(x.type.shape[dim])):
+            rows[x] = _Rows(dim, in_order, ops[0])
+    return rows
+
+
+def _totals(region: Region) -> list[_Rows]:
+    """Sums of rows padded by zeros, each row once."""
+    makers = {r: op for op in region.ops for r in op.results}
+    read = [*(x for op in region.ops for _, x in op.inputs()), *region.results]
+    readers = collections.Counter(x for x in read if isinstance(x, Value))
+    found: list[_Rows] = []
+    seen = set[Op]()
+    for op in reversed(region.ops):
+        if role_of(op) is not Role.ADDITION or op in seen:
+            continue
+        leaves, between = _leaves(op, makers, readers)
+        seen.update(between)
+        known: dict[int, Op] = {}
+        dims = set[int]()
+        for leaf in leaves:
+            place = None if leaf is None else _place(leaf)
+            if leaf is not None and place is not None:
+                known[place[0]] = leaf
+                dims.add(place[1])
+        if len(dims) != 1 or len(known) != len(leaves):
+            continue
+        (dim,) = dims
+        if len(known) >= LEAST_ROWS and sorted(known) == list(range(op.results[0].type.shape[dim])):
+            found.append(_Rows(dim, [known[i] for i in sorted(known)], op, between))
+    return found
+
+
+def _leaves(
+    addition: Op, makers: Mapping[Value, Op], readers: Mapping[Value, int]
+) -> tuple[list[Op | None], list[Op]]:
+    """Makers of the summands of a chain of additions, and the additions before the last."""
+    leaves: list[Op | None] = []
+    between: list[Op] = []
+    todo = [addition]
+    while todo:
+        for x in todo.pop().operands:
+            maker = makers.get(x) if isinstance(x, Value) and readers[x] == 1 else None
+            if maker is not None and role_of(maker) is Role.ADDITION:
+                between.append(maker)
+                todo.append(maker)
+            else:
+                leaves.append(maker)
+    return leaves, between
+
+
+def _place(pad: Op) -> tuple[int, int] | None:
+    """Row and dim of a pad of one row by zeros; None for any further op."""
+    if role_of(pad) is not Role.PADDING or not is_zero(pad.operands[1], set()):
+        return None
+    dim = _dim_of_row(pad.operands[0].type.shape, pad.results[0].type.shape)
+    config = pad.params["padding_config"]
+    return None if dim is None or any(k for *_, k in config) else (int(config[dim][0]), dim)
+
+
+def _dim_of_row(row: Sequence[int], whole: Sequence[int]) -> int | None:
+    """The one dim with a single element in a row, of more in the whole array."""
+    changed = [d for d, (k, n) in enumerate(zip(row, whole, strict=True)) if k != n]
+    return changed[0] if len(changed) == 1 and row[changed[0]] == 1 else None
