@@ -151,6 +151,9 @@ def _run_item(partition: Partition, item: Reshard | LocalOp, env: Env, effects: 
         last = len(local.shape) - 1
         columns = Layout((last, *range(last)))
         env[local.id] = with_layout_constraint(env[local.id], columns)
+    for local in order.in_order:
+        dims = Layout(tuple(range(len(local.shape))))
+        env[local.id] = with_layout_constraint(env[local.id], dims)
 
 
 def _scattered(

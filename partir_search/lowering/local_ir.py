@@ -32,8 +32,9 @@ class Scheduling:
         results; None for no order.
       barrier: values behind one barrier with the source, against common-subexpression elimination;
         () for the source alone, None for no barrier.
-      row_major: results with a row-major layout in memory.
+      row_major: results with a row-major layout in memory, dims of one element outermost.
       by_columns: results with the last dim outermost in memory, the others in order.
+      in_order: results with dims from major to minor in memory, those of one element too.
       tiles_first: True for a reduce_scatter whose dim is first transposed to the front.
     """
 
@@ -43,6 +44,7 @@ class Scheduling:
     barrier: tuple[LocalValue, ...] | None = None
     row_major: tuple[LocalValue, ...] = ()
     by_columns: tuple[LocalValue, ...] = ()
+    in_order: tuple[LocalValue, ...] = ()
     tiles_first: bool = False
 
 

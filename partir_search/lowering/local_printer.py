@@ -11,7 +11,8 @@
              | "turn" n | "regather" | "with" local*
     turn    := "turn" n "of" n | "block" n | "zigzag" | "chunks" n | "adds" local*
     mark    := ("after" | "operands_after" | "before" | "barrier") "=[" local* "]"
-             | "layout=row_major[" local* "]" | "layout=by_columns[" local* "]" | "tiles_first"
+             | "layout=row_major[" local* "]" | "layout=by_columns[" local* "]"
+             | "layout=in_order[" local* "]" | "tiles_first"
     source  := local | number
     local   := "%" value ["#" copy] "[" axes* "]" ["+" monoid "(" axis ")"]*
 
@@ -119,6 +120,8 @@ class _Printer:
             yield f"layout=row_major[{self.sources(scheduling.row_major)}]"
         if scheduling.by_columns:
             yield f"layout=by_columns[{self.sources(scheduling.by_columns)}]"
+        if scheduling.in_order:
+            yield f"layout=in_order[{self.sources(scheduling.in_order)}]"
         if scheduling.tiles_first:
             yield "tiles_first"
 

@@ -45,7 +45,7 @@ def _verify(body: LocalRegion, outer: Iterable[LocalValue], where: str) -> None:
             (*order.after, *order.operands_after, *(order.barrier or ())), f"the order of {named}"
         )
         check(order.before or (), f"the order of {named}")
-        if not {*order.row_major, *order.by_columns} <= set(item.outs):
+        if not {*order.row_major, *order.by_columns, *order.in_order} <= set(item.outs):
             raise InvalidLocalProgram(f"{named} in {where} lays out a value of other instructions")
         if isinstance(item, Reshard):
             check((item.source, *item.received), f"{item.step.kind} to {_named(item.target)}")

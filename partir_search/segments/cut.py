@@ -176,6 +176,7 @@ def _scheduled(item: Instruction, known: dict[int, LocalValue]) -> Instruction:
         barrier=None if order.barrier is None else kept(order.barrier),
         row_major=order.row_major,
         by_columns=order.by_columns,
+        in_order=order.in_order,
         tiles_first=order.tiles_first,
     )
     return dataclasses.replace(item, scheduling=kept_order)

@@ -94,7 +94,7 @@ DETAIL = (
 TURN = rf"( turn \d+ of \d+| block [+-]\d+| zigzag| chunks \d+| adds {LOCAL}(, {LOCAL})*)*"
 MARK = (
     rf"( (after|operands_after|before|barrier)=\[({LOCAL}(, {LOCAL})*)?\]"
-    rf"| layout=(row_major|by_columns)\[{LOCAL}(, {LOCAL})*\]| tiles_first)*"
+    rf"| layout=(row_major|by_columns|in_order)\[{LOCAL}(, {LOCAL})*\]| tiles_first)*"
 )
 LINE = re.compile(
     rf"(constant )?{TYPED}"

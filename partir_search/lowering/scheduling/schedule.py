@@ -18,6 +18,7 @@ from partir_search.lowering.scheduling.early_reads import hoist_early_reads
 from partir_search.lowering.scheduling.ends import scatter_tiles_first, write_donated_last
 from partir_search.lowering.scheduling.gradients import compute_gradients_first
 from partir_search.lowering.scheduling.layouts import pin_lookup_layouts, pin_update_layouts
+from partir_search.lowering.scheduling.lone_rows import pin_lone_rows
 from partir_search.lowering.scheduling.marks import unscheduled
 from partir_search.lowering.traits import LoweringTraits
 
@@ -36,6 +37,7 @@ SCHEDULING: dict[str, SchedulingPass] = {
         prevent_cse,
         pin_update_layouts,
         pin_lookup_layouts,
+        pin_lone_rows,
         write_donated_last,
         scatter_tiles_first,
     )

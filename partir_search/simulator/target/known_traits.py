@@ -43,6 +43,7 @@ _TPU = XlaTraits(
     copies_gather_into_donated=True,
     pins_update_layouts=True,
     pins_lookup_layouts=True,
+    pins_lone_rows=True,
     delays_regathers=True,
     delays_reductions=True,
     delays_early_products=True,
