@@ -18,6 +18,7 @@ from partir_search.lowering.localize import localize
 from partir_search.lowering.reshard_steps import Slice
 from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.target.machine import Machine
+from tests.cost.test_stored_operands import more
 from tests.support import ROUND, cost_of, module_of, state_of, tile_arg
 
 ROWS = jax.ShapeDtypeStruct((4096,), jnp.int32)
@@ -35,6 +36,18 @@ def bytes_moved(fn: Any, *args: Any, machine: Machine, tiled: tuple[int, int] | 
     partition = state.partition()
     model = CostModel(state.graph.module, state.graph.rules, machine)
     return model.load(partition).roofline.moved.sum()
+
+
+@pytest.mark.parametrize(("dims", "copies"), [((64, 128), 1), ((1, 8192), 0), ((8192,), 0)])
+def test_single_elements_are_scattered_into_one_dim(dims: tuple[int, ...], copies: int) -> None:
+    """The result f32[64, 128] is a copy of f32[8192]; rows are not."""
+
+    def added(indices: int) -> float:
+        args = f32(*dims), *[jax.ShapeDtypeStruct((512,), jnp.int32)] * indices
+        return more(lambda x, *at: jnp.sin(x).at[at].set(1.0), *args, trait="scatters_into_one_dim")
+
+    assert added(len(dims)) == copies * 4 * 8192
+    assert added(1) == 0  # one index: rows
 
 
 @pytest.mark.parametrize(("width", "copies"), [(128, 0), (64, 2), (96, 2)])

@@ -12,6 +12,8 @@ Traits of `XlaTraits` that change the stored form of a value:
   `stores_values_sliced_twice`: operands of moves are stored (`memory/stored_operands.py`).
 - `adds_products_in_place`: sums of products are stored (`memory/summed_products.py`).
 - `stores_split_broadcasts`: statistics of groups are stored once per element of the group.
+- `scatters_into_one_dim`: results of scatters of single elements have a second form
+  (`memory/scatters.py`).
 - `transform_arrays`: Fourier transforms of real numbers are stored at full length
   (`memory/transforms.py`).
 """
@@ -33,6 +35,7 @@ from partir_search.ir.rule import OpRule
 from partir_search.simulator.arrays import Bools, Floats
 from partir_search.simulator.memory.float_types import changes_width, is_float
 from partir_search.simulator.memory.operand_dims import operand_dims
+from partir_search.simulator.memory.scatters import element_scatters
 from partir_search.simulator.memory.softmax import DotOutputs, sums_few
 from partir_search.simulator.memory.split_broadcasts import split_broadcasts
 from partir_search.simulator.memory.stored_operands import stored_operands
@@ -62,8 +65,8 @@ class Dtypes:
         values not listed take two kernels.
       row_sums: by id of a scatter into zeros, id of the addition of the rows to a carry: one
         kernel, writing rows into the carry (`ir/analysis/row_sums.py`).
-      workspace: by id of a transform's result, bytes live while the transform runs, beside the
-        stored result, as a multiple of the value's.
+      workspace: by id of the result of a transform or a scatter, bytes live while the op runs,
+        beside the stored result, as a multiple of the value's.
     """
 
     names: Sequence[str]
@@ -107,6 +110,7 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
     found = transforms(module, rules, traits.transform_arrays)
     for v, stored in found.stored.items():
         width[v] *= stored
+    flat = element_scatters(module, rules) if traits.scatters_into_one_dim else ()
     if traits.fuses_one_hot_updates:
         updates = [op for op in module.ops if rules[op.id].one_hot]
         zeros = zero_values(module, rules) if updates else frozenset[int]()
@@ -134,7 +138,7 @@ def assign_dtypes(module: Module, rules: Sequence[OpRule], traits: XlaTraits) ->
         wide_forward=wide,
         softmax_in_one_kernel=in_one_kernel,
         row_sums=_row_sums(module, rules),
-        workspace=found.workspace,
+        workspace={**found.workspace, **dict.fromkeys(flat, 1.0)},
     )
 
 

@@ -64,18 +64,18 @@ def live_ranges(
     live = [(starts[v], ends[v], v) for v in made if v not in skipped]
     weight = [dtypes.changed.get(v, 1.0) for v in made if v not in skipped]
     wide = [(made[v], stored.last_forward[v], v) for v in made if v in dtypes.wide_forward]
-    made_by_products = [v for v in made if v in dtypes.workspace]
-    working = [(made[v], made[v], v) for v in made_by_products]
+    in_two_forms = [v for v in made if v in dtypes.workspace]
+    working = [(made[v], made[v], v) for v in in_two_forms]
     columns = np.array(live + wide + working, dtype=np.int64).reshape(-1, 3)
-    besides = [_workspace(v, stored, ends, dtypes) for v in made_by_products]
+    besides = [_workspace(v, stored, ends, dtypes) for v in in_two_forms]
     weights = np.array(weight + [2.0] * len(wide) + besides)
     return LiveRanges(region, columns[:, 0], columns[:, 1], columns[:, 2], weights)
 
 
 def _workspace(v: int, stored: Materialized, ends: Mapping[int, int], dtypes: Dtypes) -> float:
-    """Bytes live while a transform runs, beside the result `v` and the operand.
+    """Bytes live while a transform or a scatter runs, beside the result `v` and the operands.
 
-    The first products read the operand, so that an operand without further readers makes room.
+    An operand without further readers makes room: a transform's first products read it.
 
     Args:
       ends: by id of a stored value, the last position of its live range.

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from partir_search.lowering.traits import described, trait
-from partir_search.simulator.target.product_traits import ProductTraits
+from partir_search.simulator.target.scatter_traits import ScatterTraits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RateTraits(ProductTraits):
+class RateTraits(ScatterTraits):
     """Rates of kernels on a GPU; fields of `XlaTraits`."""
 
     atomic_update_bytes: Mapping[str, float] = dataclasses.field(
