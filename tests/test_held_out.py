@@ -63,6 +63,10 @@ TINY: dict[str, dict[str, Any]] = {
     "flow_network": {"batch": 2, "steps": 3, "parts": 4, "kinds": 3, "d": 8, "layers": 1},
     "weight_generator": {"batch": 2, "patches": 4, "patch": 6, "d": 8, "heads": 2, "width": 4},
     "contrastive_audio": {"batch": 2, "length": 256, "width": 4, "d": 8, "heads": 2, "layers": 1},
+    "relation_network": {"batch": 2, "patches": 4, "patch": 6, "d": 8, "asked": 3, "words": 16},
+    "pointer_generator": {"batch": 2, "article": 8, "summary": 4, "d": 8, "vocabulary": 16},
+    "knowledge_graph": {"batch": 4, "entities": 16, "relations": 4, "d": 8, "drawn": 3},
+    "winners": {"batch": 4, "features": 8, "wide": 16, "kept": 2, "classes": 5},
     "expert_choice": {"batch": 2, "pixels": 16, "d": 16, "heads": 2, "chosen": 2, "layers": 1},
 }
 

@@ -19,4 +19,5 @@ PROGRAMS = (
     *("fourier_mixing", "spectral_filters"),
     *("sparse_autoencoder", "slot_attention", "skipped_vit", "time_mixing", "masked_autoencoder"),
     *("policy_lm", "flow_network", "weight_generator", "contrastive_audio"),
+    *("relation_network", "pointer_generator", "knowledge_graph", "winners"),
 )
