@@ -15,11 +15,7 @@ from partir_search.lowering.reshard_steps import AllGather, Reduction
 from partir_search.simulator.cost import OpCost
 from partir_search.simulator.memory.region_summaries import RegionSummaries
 from partir_search.simulator.models import TimeModel
-from partir_search.simulator.op_kinds import (
-    exceeds_accumulator,
-    is_reduction,
-    is_tuple_reduction,
-)
+from partir_search.simulator.op_kinds import is_reduction, is_tuple_reduction
 from partir_search.simulator.program_analysis import ProgramAnalysis
 from partir_search.simulator.target.traits import XlaTraits
 from partir_search.simulator.time.collective_cost import (
@@ -27,6 +23,7 @@ from partir_search.simulator.time.collective_cost import (
     gathers_into_donated,
     sent_payload,
 )
+from partir_search.simulator.time.fusion import exceeds_accumulator
 from partir_search.simulator.time.fusion_splits import split_at_partials
 from partir_search.simulator.time.kernels import Kernels
 from partir_search.simulator.time.roofline import Roofline

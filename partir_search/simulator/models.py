@@ -9,7 +9,7 @@ import numpy as np
 
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Region
-from partir_search.ir.rule import NONE, OpRule
+from partir_search.ir.rule import OpRule
 from partir_search.passes.fold.fold import Folded
 from partir_search.passes.fold.linear import KeptOps
 from partir_search.passes.fold.run_order import RunOrder, run_orders
@@ -181,12 +181,8 @@ def model_fold(
         padding=tile_padding(module, rules, traits, [live, *regions.stored]),
         read_until=(),
         overwritten={
-            folded.class_of[dot]: (
-                folded.class_of[v],
-                folded.body.op_of[last],
-                folded.body.op_of[own] if own != NONE else NONE,
-            )
-            for dot, (v, last, own) in buffers.aliases.overwritten.items()
+            folded.class_of[dot]: (folded.class_of[v], folded.body.op_of[last])
+            for dot, (v, last) in buffers.aliases.overwritten.items()
             if folded.class_of[dot] >= 0 and folded.class_of[v] >= 0
         },
         wide_forward=frozenset(folded.class_of[v] for v in analysis.dtypes.wide_forward),

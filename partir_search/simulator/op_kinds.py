@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from partir_search.ir.core import Op
 from partir_search.ir.kind import Kind
 from partir_search.ir.rule import OpRule
-from partir_search.simulator.target.traits import XlaTraits
 
 
 def is_pointwise(rule: OpRule) -> bool:
@@ -35,21 +34,6 @@ def is_tuple_reduction(op: Op, rule: OpRule) -> bool:
     if not is_reduction(rule):
         return False
     return len(op.results) > 1 or op.results[0].type.dtype != op.operands[0].type.dtype
-
-
-def exceeds_accumulator(op: Op, rule: OpRule, traits: XlaTraits) -> bool:
-    """True if a reduction needs a kernel of its own, for the size of its accumulator.
-
-    A reduction over outer dims (the gradient of a bias over the batch) adds to an accumulator of
-    all result dims inside of the outermost reduced dim. The limit is
-    `XlaTraits.max_reduction_accumulator_bytes`.
-    """
-    dims, of_result = rule.operands[0], set(rule.results[0])
-    if not dims or dims[-1] not in of_result:
-        return False
-    outermost = next((i for i, f in enumerate(dims) if f not in of_result), len(dims))
-    elements = math.prod(rule.sizes[f] for f in dims[outermost:] if f in of_result and f >= 0)
-    return elements * op.results[0].type.itemsize > traits.max_reduction_accumulator_bytes
 
 
 def op_flops(op: Op, rule: OpRule) -> float:

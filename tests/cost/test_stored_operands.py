@@ -201,10 +201,10 @@ def test_gradients_keep_their_type(change: Any) -> None:
     assert more(fn, f32(64, 256), w, trait="keeps_dots_wide") == 0
 
 
-@pytest.mark.parametrize("tiled, saved", [(None, 2), ((1, 1), 0), ((2, 1), 0.5)])
+@pytest.mark.parametrize("tiled, saved", [(None, 1), ((1, 1), 0), ((2, 1), 0.25)])
 def test_epilogues_in_place(tiled: tuple[int, int] | None, saved: float) -> None:
-    """Product and result of the epilogue are one array, in the buffer of the sorted factor or sign;
-    but not beside an all_reduce, also where no later op reads the sorted array itself.
+    """A product writes into the buffer of the sorted factor or sign, but not beside an
+    all_reduce, also where no op after the product reads the sorted array itself.
     """
 
     def factor(x: Any, a: Any, b: Any) -> Any:
@@ -216,21 +216,3 @@ def test_epilogues_in_place(tiled: tuple[int, int] | None, saved: float) -> None
     args, told = (X, f32(64, 32), f32(32, 128)), {"in_place_elementwise": False}
     told |= {"tiled": tiled, "trait": "epilogues_write_in_place"}
     assert [more(fn, *args, **told) for fn in (factor, sign)] == [-saved * SIZE] * 2
-
-
-@pytest.mark.parametrize(
-    ("reduce", "tiled", "saved"),
-    [
-        (lambda y: [y.sum(0)], None, 1),
-        (lambda y: [y.max(0), jnp.square(y).sum(1)], None, 1),
-        (lambda y: [y.max(0)], (0, 1), 0),  # an all_reduce adds up the product
-        (lambda y: [y.sum(), y.max(1)], None, 0),
-        (lambda y: [y.sum(0), y @ y.T], None, 0),
-    ],
-)
-def test_products_that_reductions_alone_read(reduce: Any, tiled: Any, saved: float) -> None:
-    def fn(a: Any, b: Any) -> Any:
-        return reduce(a @ b)
-
-    args, trait = (f32(64, 32), f32(32, 128)), "reduces_products_at_once"
-    assert more(fn, *args, tiled=tiled, trait=trait) == -saved * SIZE

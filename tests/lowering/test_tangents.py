@@ -16,7 +16,10 @@ from tests.support import check_partition, floats_of
 B, S, D, H = 8, 8, 16, 2
 SHAPES = {
     **dict.fromkeys(["q", "k", "v", "o"], (D, D)),
-    **{"in": (4, D), "up": (D, 4 * D), "down": (4 * D, D), "out": (D, 4)},
+    "in": (4, D),
+    "up": (D, 4 * D),
+    "down": (4 * D, D),
+    "out": (D, 4),
 }
 
 

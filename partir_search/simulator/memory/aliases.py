@@ -5,9 +5,8 @@
 - An update writes into the buffer of its first operand, if the operand dies in the update.
 - With `XlaTraits.in_place_elementwise` an elementwise kernel writes into the buffer of a dying
   operand.
-- With `XlaTraits.epilogues_write_in_place` a dot writes the result of its elementwise epilogue into
-  the buffer of a dying operand of the epilogue.
-- With `XlaTraits.reduces_products_at_once` a product that reductions alone read has no buffer.
+- With `XlaTraits.epilogues_write_in_place` a dot writes into the buffer of a dying operand of the
+  elementwise epilogue.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
 from partir_search.ir.core import Op, Region, Value
-from partir_search.ir.rule import NONE, OpRule
+from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.dtypes import Dtypes
 from partir_search.simulator.memory.loop_aliasing import (
     CarryPairs,
@@ -24,7 +23,6 @@ from partir_search.simulator.memory.loop_aliasing import (
     aliased_results,
 )
 from partir_search.simulator.memory.materialize import Materialized
-from partir_search.simulator.memory.reduced_products import reduced_products
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
 
@@ -38,24 +36,22 @@ class Aliases:
       released: by id of a value whose buffer a later value reuses, the last position at which the
         buffer counts as the value's.
       updates: positions of kernels with the second operand written into the buffer of the first.
-      overwritten: by id of a dot's result, the operand of the epilogue in the same buffer, or the
-        dot's result itself if it has none but to be added up by a collective; if the
-        epilogue is a kernel of its own, the last position of the operand's own buffer, and the
-        position of the kernel if the dot's result has a buffer of its own there, else NONE.
+      overwritten: by id of a dot's result, the operand of the epilogue in the same buffer, and the
+        last position of the operand's own buffer if the epilogue is a kernel of its own.
     """
 
     region: Region
     unallocated: Set[int]
     released: Mapping[int, int]
     updates: Sequence[int]
-    overwritten: Mapping[int, tuple[int, int, int]]
+    overwritten: Mapping[int, tuple[int, int]]
 
     def __str__(self) -> str:
         rows: list[tuple[object, ...]] = [
             (v, "in the buffer of an argument or a carry") for v in self.unallocated
         ]
         rows += [(v, f"buffer reused after {at}") for v, at in self.released.items()]
-        rows += [(dot, f"in the buffer of value {v}") for dot, (v, *_) in self.overwritten.items()]
+        rows += [(dot, f"in the buffer of value {v}") for dot, (v, _) in self.overwritten.items()]
         rows += [
             (op.results[0].id, f"writes into {op.operands[0]}")
             for op in map(self.region.ops.__getitem__, self.updates)
@@ -82,7 +78,7 @@ def alias(
     returned = {x.id for x in region.results if isinstance(x, Value)}
     dies = {v: at for v, at in stored.last.items() if v not in returned}
     released: dict[int, int] = {}
-    overwritten: dict[int, tuple[int, int, int]] = {}
+    overwritten: dict[int, tuple[int, int]] = {}
     for at in stored.reads:
         if (op := region.ops[at]).regions:
             aliased = aliased_operands(op, rules[op.id].data_flow, at, made, dies)
@@ -99,15 +95,8 @@ def alias(
     owned = made.keys() | {region.args[arg].id for _, arg in carries}
     if traits.epilogues_write_in_place:
         for dot, v in _written_by_epilogues(stored, rules, dies, dtypes).items():
-            own = NONE if dot in released else dies[dot]
-            overwritten[dot] = v, released.get(v, dies[v]), own
+            overwritten[dot] = v, released.get(v, dies[v])
             released[v] = max(min(released.get(v, made[dot]), made[dot] - 1), made[v])
-            released[dot] = max(dies[dot] - 1, made[dot])  # the result of the epilogue
-    if traits.reduces_products_at_once:
-        inner = {v: at for v, at in _readers(stored).items() if v in dies}
-        for dot in reduced_products(stored, rules, traits, inner):
-            overwritten[dot] = dot, dies[dot], NONE
-            unallocated |= {dot}
     updates = [at for at in stored.reads if _updates(region.ops[at], rules, at, owned, dies)]
     return Aliases(region, unallocated, released, updates, overwritten)
 
@@ -129,15 +118,6 @@ def _updates(
     return dying and isinstance(update, Value)
 
 
-def _readers(stored: Materialized) -> dict[int, list[int]]:
-    """Positions of the kernels that read each value of a region, by id."""
-    found: dict[int, list[int]] = {}
-    for at, leaves in stored.reads.items():
-        for v in leaves:
-            found.setdefault(v, []).append(at)
-    return found
-
-
 def _written_by_epilogues(
     stored: Materialized, rules: Sequence[OpRule], dies: Mapping[int, int], dtypes: Dtypes
 ) -> Mapping[int, int]:
@@ -154,7 +134,10 @@ def _written_by_epilogues(
       By id of the dot's result, the id of the value.
     """
     ops, made = stored.region.ops, stored.made
-    readers = _readers(stored)
+    readers: dict[int, list[int]] = {}
+    for at, leaves in stored.reads.items():
+        for v in leaves:
+            readers.setdefault(v, []).append(at)
     found: dict[int, int] = {}
     for at, leaves in stored.reads.items():
         op = ops[at]

@@ -32,8 +32,8 @@ class MemoryModel:
       live_values: ids of values with live ranges in the body.
       padding: of values that fill no tiles.
       read_until: [values] see `memory/recomputed_reads.py`.
-      overwritten: by id of a dot's result, the earlier value in its buffer, and the positions of
-        both values beside an epilogue of its own (`memory/aliases.py`).
+      overwritten: by id of a dot's result, the earlier value in its buffer, and that value's last
+        position without the epilogue (`memory/aliases.py`).
       wide_forward: ids of values with a second copy of twice the width (`Dtypes.wide_forward`).
     """
 
@@ -47,7 +47,7 @@ class MemoryModel:
     live_values: Ints
     padding: TilePadding
     read_until: Sequence[int]
-    overwritten: Mapping[int, tuple[int, int, int]]
+    overwritten: Mapping[int, tuple[int, int]]
     wide_forward: Set[int]
 
     def __str__(self) -> str:

@@ -184,10 +184,8 @@ class _Builder:
             self.extra[at] += self._nbytes[source.value.id] * together
         if isinstance(step, Reduction) and source.value.id in self._memory.overwritten:
             # The epilogue is a second kernel: no dot writes into the operand's buffer.
-            kept, last, own = self._memory.overwritten[source.value.id]
+            kept, last = self._memory.overwritten[source.value.id]
             self.extra[at : last + 1] += self._nbytes[kept] * together
-            if own != NONE:
-                self.extra[own] += self._nbytes[source.value.id] * together
         if isinstance(step, AllReduce):
             self._narrow(source.value, at)
         if isinstance(step, AllGather) and reshard.op is not None and not argument:
@@ -195,10 +193,12 @@ class _Builder:
             if reshard.regather and self._traits.async_all_gather != "never":
                 self._wait(reshard, reshard.op, cost, at)
         if reshard.to_home or isinstance(step, ReduceScatter):
-            # The source is live beside the value. Consumers recompute the slice that they read.
+            # Consumers that recompute a value recompute the slice that they read.
             recomputed = not step.communicates and not self._memory.stored[source.value.id]
             if target.nbytes != source.nbytes and not recomputed:
-                self.extra[at - 1] += source.nbytes * together
+                self.extra[at - 1] += (
+                    source.nbytes * together
+                )  # the source and the value are live at once
         elif target.nbytes > source.nbytes or step.copies:
             size = target.nbytes * cost.width * together
             self._copies[target.id] = size, at

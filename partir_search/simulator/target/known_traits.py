@@ -34,7 +34,6 @@ _TPU = XlaTraits(
     adds_products_in_place=True,
     stores_shared_operands=True,
     scatters_into_one_dim=True,
-    reduces_products_at_once=True,
     stores_repeated_images=True,
     epilogues_write_in_place=True,
     reads_views_in_place=True,

@@ -30,14 +30,3 @@ class ProductTraits(SoftmaxTraits):
         " with. The gradients of three or more uses of a value are added so; sums of convolutions"
         " are not (a video classifier is 28 and 39 % too low with these).",
     )
-    reduces_products_at_once: bool = trait(
-        False,
-        "flag",
-        "Reduces a product in the product's kernel, which stores no product that reductions alone"
-        " read.",
-        "Sums and maxima over rows, columns or both of bf16[8,4096,4096], of squares too, alone and"
-        " in pairs, compiled for v5e: none of nine programs, of 118 MB each, has the product in a"
-        " buffer of 268 MB. A sum of all elements beside a maximum of rows reads a stored product."
-        " Decoders of slots, whose gradients are added up over slots and over places: 49 % too high"
-        " without, 0.0 % with.",
-    )

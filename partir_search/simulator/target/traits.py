@@ -184,11 +184,9 @@ class XlaTraits(RateTraits):
     epilogues_write_in_place: bool = trait(
         False,
         "flag",
-        "Lets a dot write the result of its elementwise epilogue into the buffer of an operand of"
-        " the epilogue that dies.",
+        "Lets a dot write into the buffer of an operand of its elementwise epilogue that dies.",
         "The gradient of a ReLU in a graph network overwrites the ReLU's operand, on v5e and v5p:"
-        " 7 and 13 % too high without the trait, 0 and 7 with. Decoders of slots on v5e: 99 % too"
-        " high with an array for the product besides, 49 without.",
+        " 7 and 13 % too high without the trait, 0 and 7 with.",
     )
     reads_views_in_place: bool = trait(
         False,

@@ -20,12 +20,7 @@ from partir_search.ir.rule import OpRule
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.memory.dtypes import Dtypes
 from partir_search.simulator.memory.materialize import Materialized
-from partir_search.simulator.op_kinds import (
-    exceeds_accumulator,
-    is_pointwise,
-    is_reduction,
-    is_tuple_reduction,
-)
+from partir_search.simulator.op_kinds import is_pointwise, is_reduction, is_tuple_reduction
 from partir_search.simulator.printing import table
 from partir_search.simulator.target.traits import XlaTraits
 from partir_search.simulator.time.stack_rows import NO_ROWS, StackRows, rows_of
@@ -235,6 +230,21 @@ def _leaders(
         if not too_large and pointwise and not rules[region.ops[joined].id].contracts:
             last_reader.update(dict.fromkeys(leaves, joined))
     return leader, made, own
+
+
+def exceeds_accumulator(op: Op, rule: OpRule, traits: XlaTraits) -> bool:
+    """True if a reduction needs a kernel of its own, for the size of its accumulator.
+
+    A reduction over outer dims (the gradient of a bias over the batch) adds to an accumulator of
+    all result dims inside of the outermost reduced dim. The limit is
+    `XlaTraits.max_reduction_accumulator_bytes`.
+    """
+    dims, of_result = rule.operands[0], set(rule.results[0])
+    if not dims or dims[-1] not in of_result:
+        return False
+    outermost = next((i for i, f in enumerate(dims) if f not in of_result), len(dims))
+    elements = math.prod(rule.sizes[f] for f in dims[outermost:] if f in of_result and f >= 0)
+    return elements * op.results[0].type.itemsize > traits.max_reduction_accumulator_bytes
 
 
 def _points(op: Op, rule: OpRule) -> int:
