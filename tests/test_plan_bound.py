@@ -106,6 +106,31 @@ def test_searches_without_a_bound() -> None:
     assert plan_of((4, 2), schedule=[]).bound is None
 
 
+def test_recomputation_is_bounded_by_the_plans_without(tmp_path: pathlib.Path) -> None:
+    """The first access computes the bound, also of a loaded plan; no plan without is below."""
+    entry = MODELS["transformer-tiny"]
+    mesh, args = AbstractMesh((4,), ("data",)), entry.abstract_args(512)
+
+    def planned(**options: Any) -> Plan:
+        decorate = ps.auto_partition(
+            mesh, machine="tpu_v5e", episodes=300, progress=False, **options
+        )
+        return decorate(entry.step).plan(*args)
+
+    free = planned(goals=[ps.Fastest()], remat=False)
+    plan = planned(goals=[ps.Fit(0.7 * free.cost.peak_bytes), ps.Fastest()])
+    assert plan.remat
+    assert plan.known_bound is None
+    plan.save(tmp_path / "plan.json")
+    assert plan.bound is not None
+    assert plan.known_bound == plan.bound
+    fastest = free.searches[0].cost.seconds  # of the folded program, as the bound
+    assert 0.9 * fastest < plan.bound.seconds <= fastest * (1 + 1e-6)
+    assert plan.bound.found == plan.cost.seconds
+    loaded = planned(schedule=ps.load_plan(tmp_path / "plan.json"))
+    assert loaded.bound == plan.bound
+
+
 def test_plans_outside_of_the_space_may_take_less_time() -> None:
     bound = PlanBound(1.0, 0.9, ("sub-axes", "padding"))
     assert bound.optimal

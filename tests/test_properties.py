@@ -29,6 +29,7 @@ from partir_search.lowering.localize import localize
 from partir_search.lowering.shard_map import argument_specs, result_specs
 from partir_search.passes.align import aligned
 from partir_search.passes.block_scans import with_block_scans
+from partir_search.passes.early_lookups import with_early_lookups
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad
 from partir_search.passes.row_lookups import with_row_lookups
@@ -82,7 +83,7 @@ def check(seed: int) -> None:
     rng = random.Random(seed)
     mesh = rng.choice(MESHES)
     if rng.random() < 0.5:
-        module = with_views(with_row_lookups(module))
+        module = with_views(with_early_lookups(with_row_lookups(module)))
         verify(module)
     state = state_of(module, mesh, contract=rng.random() < 0.5)
     act(state, rng, rng.randint(1, 6))

@@ -11,6 +11,7 @@ from partir_search.ir.core import Module
 from partir_search.plan.alternatives import Alternative, Change, TriedPipeline
 from partir_search.plan.front import Front
 from partir_search.plan.pass_record import PassRecord
+from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.remedy import Remedy
 from partir_search.simulator.target.machine import Machine
 
@@ -33,6 +34,7 @@ class PlanContext:
       alternatives: function from a plan to known strategies.
       changes: function from a plan to changes by the user.
       near: function from a plan and a number to plans near it.
+      bound: function from a plan with recomputation to the bound of the plans without.
     """
 
     mesh: Any
@@ -49,3 +51,4 @@ class PlanContext:
     alternatives: Callable[[Any], tuple[Alternative, ...]] = lambda plan: ()
     changes: Callable[[Any], tuple[Change, ...]] = lambda plan: ()
     near: Callable[[Any, int], list[Any]] = lambda plan, count: []
+    bound: Callable[[Any], PlanBound | None] = lambda plan: None

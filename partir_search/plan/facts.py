@@ -106,10 +106,24 @@ class PlanFacts(Layouts, Rewritten):
     def bound(self) -> PlanBound | None:
         """Lower bound of the seconds of all plans of the space of the only search; None without.
 
-        A search on a program with recomputation or microbatches of the planner's bounds no plan
-        without them, and says nothing. One without bounds a plan with recomputation, which may be
-        faster.
+        The plans of the space recompute nothing. Beside a plan with recomputation, the first access
+        bounds them, in a part of the time of the search; no limit of memory holds for them.
         """
+        found = self.known_bound
+        if found is None and self.rewrites.remat and len(self.searches) < 2:
+            with collector_paused():
+                return self._context.bound(self)
+        return found
+
+    @property
+    def known_bound(self) -> PlanBound | None:
+        """`bound` as far as the search, a file or an earlier access has found it.
+
+        A search on a program with recomputation or microbatches of the planner's bounds no plan
+        without them, and says nothing.
+        """
+        if "bound" in self.__dict__:
+            return self.bound
         if not self.searches:
             return self._planned.saved_bound
         report = self.searches[0]

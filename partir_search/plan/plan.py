@@ -229,7 +229,7 @@ class Plan(PlanFacts, SavedInstead):
             actions=self.actions,
             rewrites=self.rewrites,
             arguments=arguments_of(self.module),
-            bound=self.bound,
+            bound=self.known_bound,
             space=self.space,
             confirmed=self.confirmed,
         )

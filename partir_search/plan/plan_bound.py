@@ -24,7 +24,8 @@ class PlanBound:
 
     Attributes:
       seconds: no plan of the space takes fewer, by the simulator.
-      found: seconds of the plan found, with equal layers folded as in the space.
+      found: seconds of the plan found, with equal layers folded as in the space; of a plan with
+        recomputation, which folds otherwise, of the whole program.
       without: further decisions that no plan of the space has: "sub-axes", "padding", "stacks".
     """
 

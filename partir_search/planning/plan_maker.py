@@ -14,6 +14,7 @@ from partir_search.planning.changes import changes_of
 from partir_search.planning.confirm.contenders import near_plans
 from partir_search.planning.front.front import FrontFinder
 from partir_search.planning.options import Options
+from partir_search.planning.plain_bound import bound_without_recomputation
 from partir_search.planning.planner_cache import PlannerCache
 from partir_search.planning.planner_maker import PlannerMaker
 from partir_search.planning.program_forms import program_forms
@@ -76,6 +77,7 @@ class PlanMaker:
             alternatives=functools.partial(alternatives_of, forms=forms),
             changes=functools.partial(changes_of, forms=forms),
             near=functools.partial(near_plans, planner_of=self.planners),
+            bound=functools.partial(bound_without_recomputation, forms=forms),
         )
         return Plan(planned, stage.rewrites, context)
 
