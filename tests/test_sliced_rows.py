@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
 
 import partir_search as ps
 from partir_search.ir.mesh import MeshShape
@@ -17,7 +16,7 @@ from partir_search.ir.verify import verify
 from partir_search.passes.roll import roll
 from partir_search.passes.roll.sliced_rows import with_rows_apart
 from partir_search.rules.registry import role_of
-from tests.support import floats_of, module_of, run_evaluator, state_of
+from tests.support import device_mesh, floats_of, module_of, run_evaluator, state_of
 
 LAYERS, WIDTH = 4, 6
 ONE = MeshShape(("x",), (1,))
@@ -61,12 +60,16 @@ def test_rows_are_rows_of_a_scan(dim: int) -> None:
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.devices
 def test_pipeline_of_rows() -> None:
+    """A pipeline over two stages equals the plain step."""
+    mesh = device_mesh(MeshShape(("stage", "data"), (2, 2)))
     schedule = [ps.Pipeline("stage", microbatches=4)]
-    mesh = AbstractMesh((2, 2), ("stage", "data"))
-    found = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule, progress=False)
-    plan = found(jax.jit(step(2))).plan(*arguments(2))
-    assert plan.pipeline is not None
+    found = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule, progress=False)(step(2))
+    assert found.plan(*arguments(2)).pipeline is not None
+    made, plain = (jax.tree.leaves(fn(*arguments(2))) for fn in (found, step(2)))
+    for result, expected in zip(made, plain, strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
 def halves(w: Any, x: Any) -> Any:

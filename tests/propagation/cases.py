@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry2x32_p
 from jax.interpreters import ad
 
+from tests.propagation.indexing_cases import INDEXING_CASES
 from tests.propagation.kernel_cases import KERNEL_CASES
 from tests.propagation.linalg_cases import LINALG_CASES
 from tests.propagation.samples import Case, bools, floats, ints
@@ -22,24 +23,6 @@ from tests.propagation.samples import Case, bools, floats, ints
 
 def dus(x: Any, u: Any) -> Any:
     return lax.dynamic_update_slice(x, u, (0, 1, 0))
-
-
-def take_rows(table: Any, ids: Any) -> Any:
-    return jnp.take(table, ids, axis=0)
-
-
-def batched_take(x: Any, ids: Any) -> Any:
-    return jnp.take_along_axis(x, ids[..., None], axis=-1)
-
-
-def frames(x: Any, starts: Any) -> Any:
-    """Windows of 3 along the second dim."""
-    return jax.vmap(lambda at: lax.dynamic_slice_in_dim(x, at, 3, 1))(starts)
-
-
-PIECES = lax.ScatterDimensionNumbers(  # of 3 elements, each of one row
-    update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
-)
 
 
 def dot(contract: Any, batch: Any = ((), ())) -> Callable[..., Any]:
@@ -75,6 +58,7 @@ def scatter_to_largest(x: Any, y: Any) -> Any:
 
 
 CASES: dict[str, Case] = {
+    **INDEXING_CASES,
     **KERNEL_CASES,
     **LINALG_CASES,
     "add": ("add", lax.add, (floats(4, 6), floats(4, 6))),
@@ -190,19 +174,6 @@ CASES: dict[str, Case] = {
     "erf": ("erf", lax.erf, (floats(4, 6),)),
     "exp": ("exp", lax.exp, (floats(4, 6),)),
     "expand": ("broadcast_in_dim", lambda x: x[:, None], (floats(4, 6),)),
-    "gather_embedding": ("gather", take_rows, (floats(8, 6), ints(4, 2))),
-    "gather_clip": (
-        "gather",
-        lambda t, i: jnp.take(t, i, axis=0, mode="clip"),
-        (floats(8, 6), ints(4, 2, low=-3, high=12)),
-    ),
-    "gather_fill": (
-        "gather",
-        lambda t, i: t.at[i].get(mode="fill", fill_value=7.0),
-        (floats(8, 6), ints(4, 2, low=-3, high=12)),
-    ),
-    "gather_frames": ("gather", frames, (floats(4, 8), ints(6, high=8))),
-    "gather_batched": ("gather", batched_take, (floats(4, 2, 8), ints(4, 2))),
     "integer_pow": ("integer_pow", lambda x: x**3, (floats(4, 6),)),
     "empty": ("empty", lambda x: x + 0 * lax.empty((4, 6), jnp.float32), (floats(4, 6),)),
     "iota": ("iota", lambda x: x + lax.broadcasted_iota(jnp.float32, (4, 6), 1), (floats(4, 6),)),
@@ -261,46 +232,6 @@ CASES: dict[str, Case] = {
     "reshape_ones": ("reshape", lambda x: x.reshape(1, 4, 1, 6), (floats(4, 6),)),
     "rev": ("rev", lambda x: lax.rev(x, (1,)), (floats(4, 6),)),
     "rev_both": ("rev", lambda x: lax.rev(x, (0, 1)), (floats(4, 6),)),
-    "scatter_add": (
-        "scatter-add",
-        lambda t, i, u: t.at[i].add(u),
-        (floats(8, 6), ints(4), floats(4, 6)),
-    ),
-    "scatter_add_bounds": (
-        "scatter-add",
-        lambda t, i, u: t.at[i].add(u, mode="drop"),
-        (floats(8, 6), ints(4, low=-3, high=12), floats(4, 6)),
-    ),
-    "scatter_add_clip": (
-        "scatter-add",
-        lambda t, i, u: t.at[i].add(u, mode="clip"),
-        (floats(8, 6), ints(4, low=-3, high=12), floats(4, 6)),
-    ),
-    "scatter_add_batched": (
-        "scatter-add",
-        lambda x, i: jax.grad(lambda y: batched_take(y, i).sum())(x),
-        (floats(4, 2, 8), ints(4, 2)),
-    ),
-    "scatter_add_frames": (
-        "scatter-add",
-        lambda x, i: jax.grad(lambda y: (frames(y, i) ** 2).sum())(x),
-        (floats(4, 8), ints(6, high=8)),
-    ),
-    "scatter_add_pieces": (
-        "scatter-add",
-        lambda t, i, u: lax.scatter_add(t, i, u, PIECES, mode=lax.GatherScatterMode.CLIP),
-        (floats(8, 6), ints(4, 2, low=-3, high=12), floats(4, 3)),
-    ),
-    "scatter_max": (
-        "scatter-max",
-        lambda t, i, u: t.at[i].max(u),
-        (floats(8, 6), ints(4), floats(4, 6)),
-    ),
-    "scatter_set": (
-        "scatter",
-        lambda t, u: t.at[jnp.array([1, 5, 2, 7])].set(u, unique_indices=True),
-        (floats(8, 6), floats(4, 6)),
-    ),
     "scatter_to_largest": (
         "select_and_scatter",
         scatter_to_largest,
