@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from partir_search.ir.analysis.readers import readers_of
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.kind import Kind
 from partir_search.ir.role import Role
@@ -75,7 +76,7 @@ class _Rewriter(Rewriter):
         makers = {r: op for op in old.ops for r in op.results}
         lookups = [op for op in old.ops if role_of(op) is Role.GATHER]
         chains = {op: self._functions(op, makers) for op in lookups if op.operands[0] in makers}
-        users = _users(old) if any(chains.values()) else {}
+        users = readers_of(old) if any(chains.values()) else {}
         found = list[Op]()
         for op in old.ops:
             chain = chains.get(op)
@@ -232,16 +233,3 @@ def _without(
                 return source, dims
     shape = x.type.shape
     return (x, tuple(range(len(shape)))) if dim < len(shape) and shape[dim] == 1 else None
-
-
-def _users(region: Region) -> dict[Value, list[Op | None]]:
-    """Ops that read each value of a region; None for the region's results."""
-    found: dict[Value, list[Op | None]] = {v: [] for op in region.ops for v in op.results}
-    for op in region.ops:
-        for v in {x for _, x in op.inputs()}:
-            if v in found:
-                found[v].append(op)
-    for x in region.results:
-        if isinstance(x, Value) and x in found:
-            found[x].append(None)
-    return found

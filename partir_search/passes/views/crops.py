@@ -13,6 +13,7 @@ import functools
 import itertools
 from collections.abc import Mapping
 
+from partir_search.ir.analysis.readers import readers_of
 from partir_search.ir.boundaries import Run, runs_of
 from partir_search.ir.core import Op, Region, Value
 from partir_search.ir.role import Role
@@ -65,14 +66,7 @@ class Crops:
     @functools.cached_property
     def _users(self) -> dict[Value, list[Op | None]]:
         """Readers of each value; None stands for the results of the region."""
-        users: dict[Value, list[Op | None]] = {}
-        for op in self._region.ops:
-            for _, v in op.inputs():
-                users.setdefault(v, []).append(op)
-        for x in self._region.results:
-            if isinstance(x, Value):
-                users.setdefault(x, []).append(None)
-        return users
+        return readers_of(self._region)
 
     def maker(self, base: Value | None) -> Op | None:
         """Returns the op that makes a value, if it sums windows and only slices read the value."""
