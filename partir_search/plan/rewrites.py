@@ -27,6 +27,8 @@ class Rewrites:
     Attributes:
       microbatches: number of parts of the batch computed one after the other.
       pipeline: the layers as stages of a pipeline over the microbatches, at most one.
+      parallel_iterations: number of parts, at most, of the iterations of scans whose iterations
+        depend on no earlier one; devices may share parts.
       attention: True if each attention is one op and its scores are recomputed in the backward
         pass.
       scan_layers: True if equal layers are scans.
@@ -39,6 +41,7 @@ class Rewrites:
 
     microbatches: int = _entry(1, "a whole number")
     pipeline: tuple[PipelineForm, ...] = _entry((), "a list of pipelines")
+    parallel_iterations: int = _entry(1, "a whole number")
     attention: bool = _entry(False, "true or false")
     scan_layers: bool = _entry(False, "true or false")
     stacks: tuple[Stack, ...] = _entry((), "a list of stacks of programs")
@@ -135,6 +138,11 @@ class Rewritten:
     def stacks(self) -> tuple[Stack, ...]:
         """Equal programs on several matrices, computed once on a stack of the matrices."""
         return self.rewrites.stacks
+
+    @property
+    def parallel_iterations(self) -> int:
+        """Number of parts, at most, of independent iterations of scans; 1 for one."""
+        return self.rewrites.parallel_iterations
 
     @property
     def attention(self) -> bool:

@@ -33,6 +33,7 @@ from partir_search.planning.confirm.confirm import confirmed
 from partir_search.planning.contest import BEHIND, Contest, behind, rank
 from partir_search.planning.interruption import FarBehind
 from partir_search.planning.known_strategies import known_actions
+from partir_search.planning.iteration_forms import is_spare, rival_seconds
 from partir_search.planning.layer_forms import layer_forms
 from partir_search.planning.loop_queue import LoopQueue
 from partir_search.planning.loops import Layered, with_loops
@@ -103,10 +104,9 @@ class PlanPipeline:
             return self._beside(options, layered).known_plans(call, args, kwargs)
         traced = self.trace(call, args, kwargs, self._options.loops[0])
         stages = self.stage_planner(call, traced)
+        plain = first_stage(traced, self._options.shape)
         if traced.rewrites.pipeline:
-            plain = attention_forms(traced, None, self._options)[0]
-        else:
-            plain = first_stage(traced, self._options.shape)
+            plain = attention_forms(plain, None, self._options)[0]
         stage = stages.aligned(layer_forms(plain, self._options.scan_layers is True)[0])
         fixed = stages.fixed(stage.module)
         stage = dataclasses.replace(stage, module=without_ties(stage.module, fixed))
@@ -188,7 +188,10 @@ class PlanPipeline:
             if not loops.is_new(traced.rewrites):
                 continue
             for stage in program_forms(traced, spec.rewrites if spec else None, self._options):
-                plan = self._planned(call, traced, stage, spec, contest)
+                if best is not None and is_spare(stage, self._options.shape, best[0]):
+                    continue
+                rival = rival_seconds(stage, best[0] if best else None)
+                plan = self._planned(call, traced, stage, spec, contest, rival)
                 if plan is None:
                     continue
                 plan.seconds["trace and import"] = spent
@@ -247,10 +250,16 @@ class PlanPipeline:
         stage: Stage,
         spec: PlanSpec | None,
         contest: Contest | None,
+        rival: float,
     ) -> Plan | None:
-        """Plan of one form of a program; None without a chance in the contest."""
+        """Plan of one form of a program; None without a chance in the contest.
+
+        Args:
+          rival: seconds that a known strategy must reach, without a contest.
+        """
         o = self._options
         stages = self.stage_planner(call, traced)
+        stages.rival = rival
         given = spec.actions if spec else ()
         own = without_ties(stage.module, [*given, *stages.fixed(stage.module)])
         stage = dataclasses.replace(stage, module=own)

@@ -1,4 +1,4 @@
-"""Forms of a traced program: attention as one op, equal layers as scans."""
+"""Forms of a traced program: iterations in parts, attention as one op, equal layers as scans."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from partir_search.passes.kept_values import without_kept
 from partir_search.plan.plan import Plan
 from partir_search.plan.rewrites import Rewrites
 from partir_search.plan.spec import PlanSpec
+from partir_search.planning.iteration_forms import iteration_forms
 from partir_search.planning.layer_forms import layer_forms
 from partir_search.planning.options import Options
 from partir_search.planning.parallelism import ContextParallel
@@ -27,7 +28,8 @@ def first_stage(traced: Traced, mesh: MeshShape) -> Stage:
 
 
 def program_forms(traced: Traced, known: Rewrites | None, options: Options) -> list[Stage]:
-    """Forms of a program to plan: with and without each attention as one op, and scans.
+    """Forms of a program to plan: with and without iterations in parts, each attention as one op,
+    and scans.
 
     Args:
       traced: the traced program.
@@ -35,20 +37,29 @@ def program_forms(traced: Traced, known: Rewrites | None, options: Options) -> l
       options: options of `auto_partition`.
     """
     wanted = known.scan_layers if known else options.scan_layers
-    forms = attention_forms(traced, known, options)
-    return [form for stage in forms for form in layer_forms(stage, wanted)]
+    parts = known.parallel_iterations if known else None
+    first = first_stage(traced, options.shape)
+    forms = [first]
+    if not traced.rewrites.pipeline:
+        forms = iteration_forms(first, options.shape, parts)
+    return [
+        form
+        for stage in forms
+        for fused in attention_forms(stage, known, options)
+        for form in layer_forms(fused, wanted)
+    ]
 
 
-def attention_forms(traced: Traced, known: Rewrites | None, options: Options) -> list[Stage]:
+def attention_forms(plain: Stage, known: Rewrites | None, options: Options) -> list[Stage]:
     """The program unchanged, with each attention as one op, or both.
 
     Stages of a pipeline have each attention as one op: scores in slots would fill the memory. A
     step that competes with pipelines is planned in both forms.
     """
-    plain, given = first_stage(traced, options.shape), options.schedule
+    given = options.schedule
     tactics = () if given is None or isinstance(given, Plan | PlanSpec) else given
     wanted = any(isinstance(t, ContextParallel) for t in tactics)
-    staged = bool(traced.rewrites.pipeline)
+    staged = bool(plain.rewrites.pipeline)
     fused = wanted or staged or options.rings or options.beside_pipelines
     if not (known.attention if known else fused):
         return [plain]

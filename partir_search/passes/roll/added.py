@@ -15,11 +15,16 @@ class Added:
 
     Attributes:
       number: position among the carries.
-      addition: the last addition of a layer.
+      additions: additions of a layer, each to the sum of the one before.
     """
 
     number: int
-    addition: Op
+    additions: tuple[Op, ...]
+
+    @property
+    def addition(self) -> Op:
+        """The last addition of a layer."""
+        return self.additions[-1]
 
 
 def added_carries(scan: Op) -> list[Added]:
@@ -36,14 +41,15 @@ def added_carries(scan: Op) -> list[Added]:
     results = [x for x in body.results if isinstance(x, Value)]
     found: list[Added] = []
     for number in range(count):
-        value, last = body.args[consts + number], None
+        value, chain = body.args[consts + number], list[Op]()
         while value not in results and len(readers.get(value, ())) == 1:
-            (last,) = readers[value]
-            if role_of(last) is not Role.ADDITION:
+            (reader,) = readers[value]
+            if role_of(reader) is not Role.ADDITION:
                 break
-            value = last.results[0]
+            chain.append(reader)
+            value = reader.results[0]
         else:
             once = results.count(value) == 1 and not readers.get(value)
-            if last is not None and once and body.results[number] is value:
-                found.append(Added(number, last))
+            if chain and once and body.results[number] is value:
+                found.append(Added(number, tuple(chain)))
     return found

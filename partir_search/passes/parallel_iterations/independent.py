@@ -1,0 +1,117 @@
+"""Scans whose iterations depend on no earlier iteration, but for sums and counters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from partir_search.ir.core import Literal, Op, Operand, Region, Value, walk_regions
+from partir_search.ir.kind import Kind
+from partir_search.ir.role import Role
+from partir_search.ir.rule import OpRule
+from partir_search.passes.roll.added import added_carries
+from partir_search.rules.control_flow import ACCUMULATES
+from partir_search.rules.other import user_sharding
+from partir_search.rules.registry import role_of
+
+_NOT_BATCHED = frozenset({Kind.EFFECT, Kind.KERNEL, Kind.OPAQUE})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IndependentScan:
+    """Carries of a scan with independent iterations, by position among the carries.
+
+    Attributes:
+      sums: values of each iteration added to a carry.
+      counters: the whole number that each iteration adds to a scalar.
+      kept: carries that no iteration changes.
+      additions: ops of the body that add to `sums`.
+    """
+
+    sums: Mapping[int, tuple[Value, ...]]
+    counters: Mapping[int, Literal]
+    kept: frozenset[int]
+    additions: frozenset[Op]
+
+
+def independent(op: Op, rule_of: Callable[[Op], OpRule]) -> IndependentScan | None:
+    """Carries of a scan with independent iterations; None for any further op.
+
+    None, too, for loops over microbatches written by passes, and bodies with effects, kernels of
+    the user, or axes of the mesh.
+    """
+    if role_of(op) is not Role.SCAN or op.params.get(ACCUMULATES):
+        return None
+    (body,) = op.regions
+    consts, count = int(op.params["num_consts"]), int(op.params["num_carry"])
+    if not all(isinstance(x, Value) for x in body.results):
+        return None
+    added = {each.number: each.additions for each in added_carries(op)}
+    makers = {r: maker for maker in body.ops for r in maker.results}
+    sums: dict[int, tuple[Value, ...]] = {}
+    counters: dict[int, Literal] = {}
+    kept, additions = set[int](), set[Op]()
+    for number in range(count):
+        carry, result = body.args[consts + number], body.results[number]
+        assert isinstance(result, Value)
+        step = _step(carry, makers.get(result))
+        terms = _terms(carry, added.get(number, ()))
+        if _passed(result, makers) is carry:
+            kept.add(number)
+        elif step is not None:
+            counters[number] = step
+        elif terms:
+            sums[number] = terms
+            additions.update(added[number])
+        else:
+            return None
+    if _unbatched(body, rule_of):
+        return None
+    return IndependentScan(sums, counters, frozenset(kept), frozenset(additions))
+
+
+def _passed(x: Value, makers: Mapping[Value, Op]) -> Operand:
+    """The value that recomputed regions pass on as `x`; `x` without such regions."""
+    maker = makers.get(x)
+    while maker is not None and role_of(maker) is Role.CHECKPOINT:
+        (region,) = maker.regions
+        result = region.results[maker.results.index(x)]
+        if result not in region.args:
+            break
+        operand = maker.operands[region.args.index(result)]
+        if not isinstance(operand, Value):
+            return operand
+        x, maker = operand, makers.get(operand)
+    return x
+
+
+def _unbatched(body: Region, rule_of: Callable[[Op], OpRule]) -> bool:
+    """True if `jax.vmap` of a body would change effects, kernels or shardings."""
+    for op in (op for region in walk_regions(body) for op in region.ops):
+        if op.effect or "manual" in op.params or user_sharding(op) is not None:
+            return True
+        if not op.regions and rule_of(op).kind in _NOT_BATCHED:
+            return True
+    return False
+
+
+def _step(carry: Value, maker: Op | None) -> Literal | None:
+    """Whole number added to a scalar carry in each iteration; None for any further carry."""
+    if maker is None or role_of(maker) is not Role.ADDITION or carry.type.shape:
+        return None
+    others = [x for x in maker.operands if x is not carry]
+    if len(others) != 1 or not np.issubdtype(carry.type.dtype, np.integer):
+        return None
+    return others[0] if isinstance(others[0], Literal) else None
+
+
+def _terms(carry: Value, additions: Sequence[Op]) -> tuple[Value, ...]:
+    """Values added to a carry by a chain of additions; () if one is a number or a wider array."""
+    terms, total = list[Operand](), carry
+    for addition in additions:
+        terms += [x for x in addition.operands if x is not total]
+        total = addition.results[0]
+    found = tuple(x for x in terms if isinstance(x, Value) and x.type.shape == carry.type.shape)
+    return found if len(found) == len(additions) == len(terms) else ()

@@ -1,0 +1,64 @@
+"""Forms of a program with and without independent iterations of scans in parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from partir_search.ir.core import Module, Op
+from partir_search.ir.mesh import MeshShape
+from partir_search.passes.parallel_iterations import with_parallel_iterations
+from partir_search.plan.plan import Plan
+from partir_search.planning.stage import Stage
+from partir_search.rules.registry import RuleTable
+from partir_search.simulator.op_kinds import total_flops
+
+MIN_SHARE = 0.02  # of the program's operations in a scan, below which the scan is left alone
+FAR = 2.0  # seconds of known strategies of a form over another form's plan, for no search
+
+
+def iteration_forms(stage: Stage, mesh: MeshShape, known: int | None) -> list[Stage]:
+    """The program with independent iterations in a part per device, unchanged, and in fewer parts.
+
+    Args:
+      mesh: the user's mesh; the sizes of axes are the fewer parts.
+      known: parts of a plan to replay, whose form is the only one; None for none.
+    """
+    if known is not None:
+        return [_in_parts(stage, known) or stage]
+    most = _in_parts(stage, mesh.devices)
+    if most is None:
+        return [stage]
+    sizes = sorted({n for n in mesh.device_sizes if 1 < n < mesh.devices}, reverse=True)
+    fewer = (_in_parts(stage, n) for n in sizes)
+    return [most, stage, *(form for form in fewer if form is not None)]
+
+
+def _in_parts(stage: Stage, parts: int) -> Stage | None:
+    """The program in up to `parts` parts; None if no scan has independent iterations."""
+    rules = RuleTable()
+    least = MIN_SHARE * total_flops(stage.module.body.ops, rules)
+
+    def rewrite(module: Module) -> Module:
+        return with_parallel_iterations(module, parts, worthwhile)
+
+    def worthwhile(op: Op) -> bool:
+        return total_flops([op], rules) > least
+
+    rewrites = dataclasses.replace(stage.rewrites, parallel_iterations=parts)
+    found = stage.run("parallel_iterations", rewrite, rewrites) if parts > 1 else stage
+    return None if found.module is stage.module else found
+
+
+def is_spare(stage: Stage, mesh: MeshShape, best: Plan) -> bool:
+    """True for fewer parts than devices, which need less memory, if `best` has enough."""
+    fewer = 1 < stage.rewrites.parallel_iterations < mesh.devices
+    return fewer and best.fits and not best.short_of_memory
+
+
+def rival_seconds(stage: Stage, best: Plan | None) -> float:
+    """Seconds that a known strategy of a form must reach for a search; infinite for any."""
+    if best is None or not best.fits:
+        return math.inf
+    other = best.parallel_iterations != stage.rewrites.parallel_iterations
+    return FAR * best.cost.seconds if other else math.inf
