@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from tests.generated.batched_loops import batched_loop
+from tests.generated.iterations import iterations
 from tests.generated.refs import ref_form
 from tests.generated.row_numbers import row_numbers
 from tests.generated.windows import conv, frames, overlapping_pool, pool, strided_conv
@@ -25,7 +26,7 @@ KINDS = (
     *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve"),
     "batched_loop",
     "refs",
-    *("no_iterations", "row_numbers", "frames", "tangent"),
+    *("no_iterations", "row_numbers", "frames", "tangent", "iterations"),
 )
 
 
@@ -33,6 +34,7 @@ class Builder:
     """Grows a program value by value from a seeded generator."""
 
     batched_loop = batched_loop
+    iterations = iterations
     row_numbers = row_numbers
     conv = conv
     frames = frames

@@ -86,7 +86,7 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
     train = partitioned(dump_dir=tmp_path / "passes")
     plan = train.plan(X, W)
     files = sorted(p.name for p in (tmp_path / "passes").iterdir())
-    last = 18 + len(SCHEDULING)
+    last = 19 + len(SCHEDULING)
     assert files == [
         "00_trace.ir",
         "01_row_lookups.ir",
@@ -95,22 +95,22 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
         "06_views.ir",
         "07_group_arguments.ir",
         "08_block_scans.ir",
-        "14_fold.ir",
-        "15_search.ir",
-        "16_unfold.ir",
-        "17_local.ir",
-        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 18)),
+        "15_fold.ir",
+        "16_search.ir",
+        "17_unfold.ir",
+        "18_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 19)),
         f"{last}_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
-    assert read["16_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["17_unfold.ir"] == plan.ir(full=True) + "\n"
     assert read[f"{last - 1}_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
     assert "shard_map" in read[f"{last}_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
-    assert (tmp_path / "passes" / other.fingerprint / "17_local.ir").exists()
+    assert (tmp_path / "passes" / other.fingerprint / "18_local.ir").exists()
 
 
 def test_dumps_of_other_static_values(tmp_path: pathlib.Path) -> None:
@@ -136,6 +136,7 @@ def test_spec_is_saved_and_read() -> None:
         rewrites=Rewrites(
             microbatches=2,
             pipeline=(PipelineForm("b", 2, 3, "gpipe"),),
+            parallel_iterations=8,
             attention=True,
             scan_layers=True,
             stacks=(Stack(("y", "z"), 4),),

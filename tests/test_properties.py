@@ -32,6 +32,7 @@ from partir_search.passes.block_scans import with_block_scans
 from partir_search.passes.early_lookups import with_early_lookups
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad
+from partir_search.passes.parallel_iterations import with_parallel_iterations
 from partir_search.passes.row_lookups import with_row_lookups
 from partir_search.passes.views import with_views
 from partir_search.planning.assignments import decisions_to
@@ -84,6 +85,9 @@ def check(seed: int) -> None:
     mesh = rng.choice(MESHES)
     if rng.random() < 0.5:
         module = with_views(with_early_lookups(with_row_lookups(module)))
+        verify(module)
+    if rng.random() < 0.5:
+        module = with_parallel_iterations(module, mesh.devices)
         verify(module)
     state = state_of(module, mesh, contract=rng.random() < 0.5)
     act(state, rng, rng.randint(1, 6))

@@ -50,7 +50,7 @@ class Plan(PlanFacts, SavedInstead):
       searches: one report per automatic tactic.
       seconds: wall time of planning, by phase.
       rewrites: rewrites applied before the actions; the fields `remat`, `padding`, `microbatches`,
-        `scan_layers` and `attention` are attributes of the plan, too.
+        `parallel_iterations`, `scan_layers` and `attention` are attributes of the plan, too.
       memory_limit: bytes per device allowed by the goals.
       bound: lower bound of the seconds of all plans of the search's space; None without a search
         over all axes at once, for rewritten programs whose search saw another form, and where costs

@@ -21,8 +21,16 @@ from partir_search.ir.rule import OpRule
 from partir_search.passes.batched import Grafter, batched_module, captured
 from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.parallel_iterations.independent import IndependentScan
-from partir_search.rules.construct import NewOp, added, broadcast, renamed, reshaped, summed, transposed, zero
-from partir_search.rules.control_flow import ACCUMULATES
+from partir_search.rules.construct import (
+    NewOp,
+    added,
+    broadcast,
+    renamed,
+    reshaped,
+    summed,
+    transposed,
+    zero,
+)
 from partir_search.rules.scans import scan_of
 
 
@@ -140,47 +148,35 @@ class ScanInParts:
         """Sums and stacked results, without a scan."""
         made = self._body([*self._whole.values(), *self._parts.values()])
         self._found += made.ops
-        return {n: self._sum(self._first(n), terms) for n, terms in made.terms.items()}, made.rows
+        return {n: self._sum(n, terms) for n, terms in made.terms.items()}, made.rows
 
     def _loop(self) -> tuple[dict[int, Value], list[Value]]:
         """Sums and stacked results [n / t, t, ...] of a scan over the iterations of a part."""
         whole = [(x, self._new(v.name, x.type)) for v, x in self._whole.items()]
         parts = [(x, self._new(v.name, _row(x.type))) for v, x in self._parts.items()]
         made = self._body([argument for _, argument in (*whole, *parts)])
+        first = {n: self._zeros(self._op.results[n]) for n in made.terms}
+        before = {n: self._new(x.name, x.type) for n, x in first.items()}
+        last = {n: self._new(x.name, x.type) for n, x in first.items()}
         outside, self._found = self._found, made.ops
-        carried, totals, sums = list[tuple[Operand, Value]](), list[Value](), dict[int, Value]()
-        ends = dict[int, Value]()
-        for number, terms in made.terms.items():
-            kind = _stack(self._op.results[number].type, self._count)
-            name = self._op.results[number].name
-            before = self._new(name, kind)
-            total = before
-            for term in terms:
-                total = self._put(added(total, term), "total")
-            zeros = Value(-1, kind, self._program.fresh("zeros"))
-            outside.append(broadcast(zero(kind), kind.shape, ()).at(self._op, zeros))
-            carried.append((zeros, before))
-            totals.append(total)
-            ends[number] = self._new(name, kind)
-        steps = self._length // self._count
-        rows = [self._new(v.name, _stack(v.type, steps)) for v in made.rows]
+        totals = [self._total(before[n], terms) for n, terms in made.terms.items()]
         body = Region((), tuple(self._found), (*totals, *made.rows))
         self._found = outside
-        p = self._op.params
+        steps = self._length // self._count
+        rows = [self._new(v.name, _stack(v.type, steps)) for v in made.rows]
         new = scan_of(
             whole,
-            carried,
+            [(first[n], before[n]) for n in first],
             parts,
             body,
-            [*ends.values(), *rows],
+            [*last.values(), *rows],
             length=steps,
-            reverse=p["reverse"],
+            reverse=self._op.params["reverse"],
             near=self._op,
-            unroll=min(int(p["unroll"]), steps),
+            unroll=min(int(self._op.params["unroll"]), steps),
         )
         self._found.append(new)
-        sums = {n: self._sum(self._first(n), [end]) for n, end in ends.items()}
-        return sums, rows
+        return {n: self._sum(n, [x]) for n, x in last.items()}, rows
 
     def _body(self, given: Sequence[Value]) -> _Made:
         """The body on whole and split arguments, over all parts at once."""
@@ -248,12 +244,20 @@ class ScanInParts:
     def _value(self, x: Operand) -> Value:
         return x if isinstance(x, Value) else self._put(renamed(x), "first")
 
-    def _sum(self, total: Operand, terms: Sequence[Value]) -> Value:
-        """Sum of `total` and of all parts of `terms`: a partial sum may stay in the total."""
-        term = terms[0]
-        for other in terms[1:]:
-            term = self._put(added(term, other), "term")
-        return self._put(added(self._value(total), self._put(summed(term, 0), "sum")), "total")
+    def _zeros(self, x: Value) -> Value:
+        """Zeros [t, ...] for a sum `x`."""
+        kind = _stack(x.type, self._count)
+        return self._put(broadcast(zero(kind), kind.shape, ()), x.name)
+
+    def _total(self, first: Value, terms: Sequence[Value]) -> Value:
+        for term in terms:
+            first = self._put(added(first, term), "total")
+        return first
+
+    def _sum(self, number: int, terms: Sequence[Value]) -> Value:
+        """A carry after all iterations: its first value, and all parts of `terms`."""
+        total = self._put(summed(self._total(terms[0], terms[1:]), 0), "sum")
+        return self._put(added(self._value(self._first(number)), total), "total")
 
 
 def _swapped(x: Value) -> tuple[int, ...]:

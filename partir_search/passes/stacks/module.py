@@ -8,9 +8,9 @@ from typing import Any
 
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.rule import OpRule
+from partir_search.passes.batched import SUFFIX, Grafter, batched_module, captured
 from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.rewriter import Rewriter
-from partir_search.passes.batched import SUFFIX, Grafter, batched_module, captured
 from partir_search.passes.stacks.find import Stack, names_of, stackable
 from partir_search.passes.stacks.groups import Group, is_shared
 from partir_search.rules.stacks import stacked, stacked_type, unstacked

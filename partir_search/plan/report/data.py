@@ -42,6 +42,7 @@ def report_data(plan: PlanFacts) -> dict[str, Any]:
         "confirmed": plan.confirmed.to_json() if plan.confirmed else None,
         "microbatches": plan.microbatches,
         "pipeline": dataclasses.asdict(plan.pipeline) if plan.pipeline else None,
+        "parallel_iterations": plan.parallel_iterations,
         "scan_layers": plan.scan_layers,
         "recomputed_segments": len(plan.remat),
         "stored_results": plan.stored_results,

@@ -101,6 +101,7 @@ REPORT_SCHEMA: dict[str, Any] = {
                 spared={"description": "share of a layer's residuals spared by them", **NUMBER},
             )
         ),
+        parallel_iterations={"description": "parts of independent iterations", **COUNT},
         scan_layers=TRUTH,
         recomputed_segments=COUNT,
         stored_results=COUNT,

@@ -134,6 +134,8 @@ def _why(plan: PlanFacts) -> str:
         parts.append(f"{plan.microbatches} microbatches")
     if plan.pipelines:
         parts.append("tried " + "; ".join(map(str, plan.pipelines)))
+    if plan.parallel_iterations > 1:
+        parts.append(f"iterations of scans in up to {plan.parallel_iterations} parts")
     if plan.scan_layers:
         parts.append("equal layers as scans, compiled once")
     if plan.padding:

@@ -102,6 +102,8 @@ def figures_table(plan: PlanFacts) -> Table:
         table.add_row("pipeline", idle)
     if plan.microbatches > 1:
         table.add_row("microbatches", str(plan.microbatches))
+    if plan.parallel_iterations > 1:
+        table.add_row("iterations of scans", f"in up to {plan.parallel_iterations} parts")
     if plan.scan_layers:
         table.add_row("layers", "scanned")
     if plan.bound:
