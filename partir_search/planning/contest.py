@@ -6,6 +6,7 @@ import math
 
 from partir_search.plan.alternatives import TriedPipeline
 from partir_search.plan.plan import Plan
+from partir_search.planning.iteration_forms import FASTER
 from partir_search.planning.layer_forms import SLOWER
 from partir_search.planning.planner import Planner
 
@@ -70,6 +71,7 @@ class Contest:
 def rank(plan: Plan) -> tuple[bool, float]:
     """Rank of a form's plan, the least first: by seconds, or by bytes beyond the memory."""
     seconds = plan.cost.seconds / (SLOWER if plan.scan_layers else 1.0)
+    seconds *= FASTER if plan.parallel_iterations > 1 else 1.0
     return not plan.fits, seconds if plan.fits else plan.peak_bytes
 
 

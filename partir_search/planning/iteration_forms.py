@@ -14,6 +14,7 @@ from partir_search.rules.registry import RuleTable
 from partir_search.simulator.op_kinds import total_flops
 
 MIN_SHARE = 0.02  # of the program's operations in a scan, below which the scan is left alone
+FASTER = 1.1  # simulated seconds without parts over seconds in parts, at least: they take memory
 FAR = 2.0  # seconds of known strategies of a form over another form's plan, for no search
 
 
