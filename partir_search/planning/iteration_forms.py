@@ -15,28 +15,30 @@ from partir_search.simulator.op_kinds import total_flops
 
 MIN_SHARE = 0.02  # of the program's operations in a scan, below which the scan is left alone
 FASTER = 1.1  # simulated seconds without parts over seconds in parts, at least: they take memory
-FAR = 2.0  # seconds of known strategies of a form over another form's plan, for no search
+GAIN = 1.2  # seconds of known strategies over those of a plan that a search may find, at most
 
 
 def iteration_forms(stage: Stage, mesh: MeshShape, known: int | None) -> list[Stage]:
-    """The program with independent iterations in a part per device, unchanged, and in fewer parts.
+    """The program unchanged, with independent iterations in a part per device, and in fewer parts.
 
     Args:
       mesh: the user's mesh; the sizes of axes are the fewer parts.
       known: parts of a plan to replay, whose form is the only one; None for none.
     """
     if known is not None:
-        return [_in_parts(stage, known) or stage]
-    most = _in_parts(stage, mesh.devices)
+        return [in_parts(stage, known) or stage]
+    most = in_parts(stage, mesh.devices)
     if most is None:
         return [stage]
     sizes = sorted({n for n in mesh.device_sizes if 1 < n < mesh.devices}, reverse=True)
-    fewer = (_in_parts(stage, n) for n in sizes)
-    return [most, stage, *(form for form in fewer if form is not None)]
+    fewer = (in_parts(stage, n) for n in sizes)
+    return [stage, most, *(form for form in fewer if form is not None)]
 
 
-def _in_parts(stage: Stage, parts: int) -> Stage | None:
+def in_parts(stage: Stage, parts: int) -> Stage | None:
     """The program in up to `parts` parts; None if no scan has independent iterations."""
+    if parts < 2:
+        return None
     rules = RuleTable()
     least = MIN_SHARE * total_flops(stage.module.body.ops, rules)
 
@@ -47,7 +49,7 @@ def _in_parts(stage: Stage, parts: int) -> Stage | None:
         return total_flops([op], rules) > least
 
     rewrites = dataclasses.replace(stage.rewrites, parallel_iterations=parts)
-    found = stage.run("parallel_iterations", rewrite, rewrites) if parts > 1 else stage
+    found = stage.run("parallel_iterations", rewrite, rewrites)
     return None if found.module is stage.module else found
 
 
@@ -59,7 +61,6 @@ def is_spare(stage: Stage, mesh: MeshShape, best: Plan) -> bool:
 
 def rival_seconds(stage: Stage, best: Plan | None) -> float:
     """Seconds that a known strategy of a form must reach for a search; infinite for any."""
-    if best is None or not best.fits:
+    if best is None or not best.fits or stage.rewrites.parallel_iterations == 1:
         return math.inf
-    other = best.parallel_iterations != stage.rewrites.parallel_iterations
-    return FAR * best.cost.seconds if other else math.inf
+    return GAIN * best.cost.seconds / (FASTER if best.parallel_iterations == 1 else 1.0)
