@@ -11,11 +11,11 @@ import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from partir_search.ir.analysis.reductions import is_zero
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.role import Role
 from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.rewriter import Rewriter
+from partir_search.passes.roll.row_ops import dim_of_row, place_of_row
 from partir_search.rules.construct import reshaped, transposed
 from partir_search.rules.registry import role_of
 from partir_search.rules.stacks import stacked_layers, unstacked_layers
@@ -72,18 +72,25 @@ class _Rewriter(Rewriter):
         rows_of = {op: rows for rows in (*sliced.values(), *totals.values()) for op in rows.ops}
         dropped = {op for rows in totals.values() for op in rows.between}
         done = [op for x in old.args if x in sliced for op in self._apart(x, sliced[x])]
+        joined: dict[Value, list[Op]] = {}  # by total, until its first reader
         for op in old.ops:
             if op in dropped:
                 continue
+            if joined:
+                for _, x in op.inputs():
+                    done += joined.pop(x, ())
             if op in totals:
-                done += self._joined(op, totals[op])
-            elif op in rows_of:
+                (total,) = op.results
+                further = self._apart(total, sliced[total]) if total in sliced else []
+                joined[total] = [*self._joined(op, totals[op]), *further]
+                continue
+            if op in rows_of:
                 done.append(self._row(op, rows_of[op]))
             else:
                 done.append(self.op(op))
             made = [x for x in op.results if x in sliced]
             done += [new for x in made for new in self._apart(x, sliced[x])]
-        return done
+        return [*done, *(op for ops in joined.values() for op in ops)]
 
     def _apart(self, x: Value, rows: _Rows) -> list[Op]:
         """Ops that take an array apart, with results by slice in `_taken`."""
@@ -110,7 +117,7 @@ class _Rewriter(Rewriter):
         return made.at(op, self._taken[op])
 
     def _joined(self, addition: Op, rows: _Rows) -> list[Op]:
-        """The stack of rows in place of the last addition."""
+        """The stack of rows in place of the last addition, behind the last layer."""
         (result,) = addition.results
         parts = [self._taken[op] for op in rows.ops]
         shape = (len(parts), *parts[0].type.shape)
@@ -133,7 +140,7 @@ def _sliced(region: Region) -> dict[Value, _Rows]:
     for op in region.ops:
         x = op.operands[0] if op.operands else None
         if role_of(op) is Role.SLICE and not op.backward and isinstance(x, Value):
-            dim = _dim_of_row(op.results[0].type.shape, x.type.shape)
+            dim = dim_of_row(op.results[0].type.shape, x.type.shape)
             if dim is not None:
                 found.setdefault((x, dim), []).append(op)
     rows: dict[Value, _Rows] = {}
@@ -160,7 +167,7 @@ def _totals(region: Region) -> list[_Rows]:
         known: dict[int, Op] = {}
         dims = set[int]()
         for leaf in leaves:
-            place = None if leaf is None else _place(leaf)
+            place = None if leaf is None else place_of_row(leaf)
             if leaf is not None and place is not None:
                 known[place[0]] = leaf
                 dims.add(place[1])
@@ -188,18 +195,3 @@ def _leaves(
             else:
                 leaves.append(maker)
     return leaves, between
-
-
-def _place(pad: Op) -> tuple[int, int] | None:
-    """Row and dim of a pad of one row by zeros; None for any further op."""
-    if role_of(pad) is not Role.PADDING or not is_zero(pad.operands[1], set()):
-        return None
-    dim = _dim_of_row(pad.operands[0].type.shape, pad.results[0].type.shape)
-    config = pad.params["padding_config"]
-    return None if dim is None or any(k for *_, k in config) else (int(config[dim][0]), dim)
-
-
-def _dim_of_row(row: Sequence[int], whole: Sequence[int]) -> int | None:
-    """The one dim with a single element in a row, of more in the whole array."""
-    changed = [d for d, (k, n) in enumerate(zip(row, whole, strict=True)) if k != n]
-    return changed[0] if len(changed) == 1 and row[changed[0]] == 1 else None

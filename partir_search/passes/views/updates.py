@@ -27,7 +27,7 @@ MOST_WIDER = 4  # extent of a dim over its updated part, where another dim's is 
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Update:
+class Update:
     """An update of one contiguous slice of an array.
 
     Attributes:
@@ -47,15 +47,17 @@ class _Update:
     missing: tuple[int, ...]
 
 
-def as_slice(op: Op, constants: SmallConstants) -> Op | None:
-    """Returns a gather or dynamic slice at one constant position as a slice, or None."""
+def slice_at(op: Op, constants: SmallConstants) -> tuple[list[int], list[int]] | None:
+    """Starts and sizes of a gather or dynamic slice at one constant position, or None.
+
+    Sizes are those of the array's dims; a gather's result may lack dims of one element.
+    """
     shape = op.operands[0].type.shape if op.operands else ()
     role = role_of(op)
     if role is Role.GATHER:
         dn, sizes = op.params["dimension_numbers"], op.params["slice_sizes"]
         at = constants.of(op.operands[1])
-        plain = not dn.collapsed_slice_dims and not dn.operand_batching_dims
-        if at is None or at.ndim != 1 or not plain:
+        if at is None or at.ndim != 1 or dn.operand_batching_dims:
             return None
         starts = [0] * len(shape)
         for d, n in zip(dn.start_index_map, at.tolist(), strict=True):
@@ -67,11 +69,22 @@ def as_slice(op: Op, constants: SmallConstants) -> Op | None:
         starts = _clamped([int(x) for x in found], sizes, shape)  # type: ignore[arg-type]
     else:
         return None
-    ends = [s + n for s, n in zip(starts, sizes, strict=True)]
+    if any(s < 0 or s + n > m for s, n, m in zip(starts, sizes, shape, strict=True)):
+        return None
+    return starts, list(sizes)
+
+
+def as_slice(op: Op, constants: SmallConstants) -> Op | None:
+    """Returns a gather or dynamic slice at one constant position as a slice, or None."""
+    found = slice_at(op, constants)
+    if found is None:
+        return None
+    (starts, sizes), shape = found, op.operands[0].type.shape
+    if len(op.results[0].type.shape) != len(shape):
+        return None
     if any(n > FEW and 2 * n < m for n, m in zip(sizes, shape, strict=True)):
         return None
-    if any(s < 0 or e > n for s, e, n in zip(starts, ends, shape, strict=True)):
-        return None
+    ends = [s + n for s, n in zip(starts, sizes, strict=True)]
     return sliced(op.operands[0], starts, ends).at(op, op.results[0])
 
 
@@ -85,7 +98,7 @@ def write_update(
     writer: Writer, op: Op, constants: SmallConstants, views: Mapping[Value, View]
 ) -> bool:
     """Writes an update as a select or a sum; False unless it covers most or little of each dim."""
-    found = _update_of(op, constants)
+    found = update_at(op, constants)
     if found is None:
         return False
     shape, (result,) = op.results[0].type.shape, op.results
@@ -144,7 +157,7 @@ def _placed(view: View, starts: Sequence[int], shape: Sequence[int], outside: in
     return view
 
 
-def _update_of(op: Op, constants: SmallConstants) -> _Update | None:
+def update_at(op: Op, constants: SmallConstants) -> Update | None:
     """Returns the update of one slice at a constant position inside the array, or None."""
     role = role_of(op)
     if role is Role.DYNAMIC_UPDATE:
@@ -154,7 +167,7 @@ def _update_of(op: Op, constants: SmallConstants) -> _Update | None:
             return None
         numbers: list[Any] = [int(x) for x in found if x is not None]
         starts = _clamped(numbers, update.type.shape, into.type.shape)
-        return _Update(None, False, into, update, tuple(starts), ())
+        return Update(None, False, into, update, tuple(starts), ())
     if role is not Role.SCATTER:
         return None
     into, indices, update = op.operands
@@ -174,4 +187,4 @@ def _update_of(op: Op, constants: SmallConstants) -> _Update | None:
     if any(s < 0 or s + m > n for s, m, n in zip(begins, sizes, shape, strict=True)):
         return None
     adds = scatter_monoid(op) == "sum"
-    return _Update(scatter_combiner(op), adds, into, update, tuple(begins), missing)
+    return Update(scatter_combiner(op), adds, into, update, tuple(begins), missing)
