@@ -8,6 +8,7 @@ normalisation, is refused with the op and its line.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from partir_search.lowering.time.loop import looped_in_time
 from partir_search.messages.renamed import renamed_option
 from partir_search.messages.validators import whole_number
 from partir_search.messages.wording import multiples, shown
+from partir_search.passes.late_casts import with_late_casts
 from partir_search.planning.trace import Traced, read_call, split_call
 from partir_search.propagation.data_arguments import data_arguments, is_key
 from partir_search.propagation.graph import Graph
@@ -67,6 +69,22 @@ def in_time(module: Module, count: int) -> InTime:
       ValueError: `count` does not divide the batch, or an op needs the whole batch; the message
         names the op, its line and a remedy.
     """
+    try:
+        return _cut(module, count)
+    except PartsMeet as error:
+        late, refusal = with_late_casts(module), _refusal(module, count, error.meeting)
+    if late is not module:
+        with contextlib.suppress(PartsMeet):
+            return _cut(late, count)
+    raise ValueError(refusal)
+
+
+def _cut(module: Module, count: int) -> InTime:
+    """A module as a loop over microbatches.
+
+    Raises:
+      PartsMeet: an op needs the whole batch.
+    """
     batch = _batch_arguments(module, count)
     graph = Graph(module, RuleTable(), contract=True)
     state = State(graph, MeshShape((AXIS,), (count,), time_axes=1))
@@ -75,11 +93,8 @@ def in_time(module: Module, count: int) -> InTime:
         if state.may_tile(cls, 0, (0,)):
             state.tile(cls, 0, (0,))
     partition = state.partition()
-    try:
-        cut = cut_in_time(localize(partition), 0, _data_alone(module, partition))
-        return InTime(looped_in_time(cut, (*RULES, *UNRULED)), partition, cut)
-    except PartsMeet as error:
-        raise ValueError(_refusal(module, count, error.meeting)) from None
+    cut = cut_in_time(localize(partition), 0, _data_alone(module, partition))
+    return InTime(looped_in_time(cut, (*RULES, *UNRULED)), partition, cut)
 
 
 def with_microbatches(traced: Traced, count: int) -> Traced:
