@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,7 @@ from partir_search.passes.pipeline.carried_rows import with_carried_rows
 from partir_search.passes.pipeline.chain import Chain
 from partir_search.passes.pipeline.chain_parts import ChainParts, chain_parts
 from partir_search.passes.pipeline.early_casts import early_casts, types_of_totals
+from partir_search.passes.pipeline.invariant_carries import with_invariant_carries
 from partir_search.passes.pipeline.late_ops import by_results
 from partir_search.passes.pipeline.lockstep import Lockstep
 from partir_search.passes.pipeline.loop_parts import (
@@ -48,7 +50,8 @@ def pipelined(
     """
     at, loop = microbatch_loop(module)
     rest = module.body.ops[at + 1 :]
-    loop = with_summed_rows(module, loop)
+    ids = itertools.count(len(module.values))
+    carried, loop = with_invariant_carries(with_summed_rows(module, loop, ids), ids)
     loop = with_carried_rows(loop, layer_pairs(loop.regions[0]))
     pairs = layer_pairs(loop.regions[0])
     parts = loop_parts(loop) if len(pairs) == 1 else chain_parts(loop, pairs)
@@ -64,7 +67,7 @@ def pipelined(
     reader = FunctionReader(ruled)
     copy = RegionRewriter()
     args = tuple(map(copy.value, module.body.args))
-    before = [copy.op(op) for op in module.body.ops[:at]]
+    before = [copy.op(op) for op in (*module.body.ops[:at], *carried)]
     constants = [module.values[i] for i in module.constants]
     operands = [copy.operand(x) for x in loop.operands]
     lockstep_operands = [*map(copy.value, constants), *operands]

@@ -9,7 +9,6 @@ summed once, after all ticks.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping
 
 from jax import lax
@@ -22,13 +21,14 @@ from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.registry import role_of
 
 
-def with_summed_rows(module: Module, loop: Op) -> Op:
+def with_summed_rows(module: Module, loop: Op, ids: Iterator[int]) -> Op:
     """A loop over microbatches whose layers stack the values added to totals of the loop.
 
-    New values have ids beyond the module's.
+    Args:
+      ids: of new values, beyond the module's.
     """
     (body,) = loop.regions
-    finder, ids = _Finder(module, loop), itertools.count(len(module.values))
+    finder = _Finder(module, loop)
     ops: list[Op] = []
     for op in body.ops:
         if role_of(op) is Role.SCAN and not op.params.get(ACCUMULATES):

@@ -1,7 +1,7 @@
-"""Rows of an array sliced inside of recomputed layers, sliced in front of them instead.
+"""Rows of an array sliced inside of recomputed layers, sliced in front of the layers instead.
 
-``jax.checkpoint(block)(h, params, i)`` slices ``params[i]`` in a region that each backward layer
-computes again, and pads the row's gradient there. The slice is that of the forward layer, so the
+``jax.checkpoint(block)(h, params, i)`` slices ``params[i]`` in a region computed again by each
+backward layer, and pads the row's gradient in the region. The forward layer has the same slice: the
 region takes the row and returns the row's gradient, and the pad stands behind the region.
 """
 
@@ -23,7 +23,7 @@ from partir_search.rules.registry import role_of
 def with_rows_outside(module: Module) -> Module:
     """Module with rows sliced and padded outside of recomputed regions; the same one without any.
 
-    Regions inside of others come first, so that a row leaves all of them.
+    Inner regions come first: a row leaves all regions.
     """
     if not any(role_of(op) is Role.CHECKPOINT for op in module.ops):
         return module
@@ -101,7 +101,7 @@ def _row(x: Operand, op: Op) -> Hashable:
 
 
 def _sliced(op: Op, given: dict[Value, Operand]) -> Operand | None:
-    """The value outside of a region of which an op takes a row."""
+    """The value outside of a region with a row taken by an op."""
     if role_of(op) is not Role.SLICE or not isinstance(op.operands[0], Value):
         return None
     row, whole = op.results[0].type.shape, op.operands[0].type.shape
@@ -109,7 +109,7 @@ def _sliced(op: Op, given: dict[Value, Operand]) -> Operand | None:
 
 
 def _padded(ops: tuple[Op, ...], region: Region) -> dict[int, Op]:
-    """By position, results of a region that are pads of single rows, read nowhere else."""
+    """By position, pads of single rows among the results of a region, without further readers."""
     read = [*(x for op in ops for _, x in op.inputs()), *region.results]
     readers = collections.Counter(x for x in read if isinstance(x, Value))
     makers = {r: op for op in ops for r in op.results}

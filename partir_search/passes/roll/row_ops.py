@@ -1,4 +1,4 @@
-"""Single rows of arrays: which slice takes one, which pad holds one."""
+"""Slices and pads of single rows of arrays."""
 
 from __future__ import annotations
 

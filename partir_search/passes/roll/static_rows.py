@@ -1,6 +1,6 @@
 """Rows of arrays at indices known at planning time, as static slices and pads.
 
-``jax.checkpoint(block)(h, params, i)`` traces `i`, and so ``params[i]`` is a dynamic slice at a
+``jax.checkpoint(block)(h, params, i)`` traces `i`: ``params[i]`` is a dynamic slice at a
 known index, ``jnp.take(params, i, axis=0)`` a gather; their gradients write into zeros.
 """
 
@@ -86,7 +86,7 @@ class _Rewriter(Rewriter):
         return [row.at(op, value), pad.at(op, self.value(result))]
 
     def _both(self, op: Op, row: NewOp) -> list[Op]:
-        """A row, and the row without dims that the op's result lacks."""
+        """A row, and the row without the dims missing in the op's result."""
         (result,) = op.results
         if row.type.shape == result.type.shape:
             return [row.at(op, self.value(result))]
