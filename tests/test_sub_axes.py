@@ -18,6 +18,7 @@ from models import llama
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.game import Move, Score, play, rewind
 from partir_search.mcts.goals import Spare, scorer
+from partir_search.plan.lower_bound import LaterBound
 from partir_search.planning.answers_unsplit import answers_unsplit
 from partir_search.planning.exact_answer import ExactAnswer, exact_moves
 from partir_search.planning.exact_steps import ExactSteps
@@ -95,13 +96,25 @@ def test_exact_steps_along_whole_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert split.moves
     bounded = answers_unsplit(planner, game, split, planner.names, (), (), 1000)
     assert bounded.moves == split.moves
-    assert bounded.without == ("sub-axes",)
-    assert bounded.bound is not None
+    assert bounded.bound is None  # no search reads the bound
+    assert isinstance(bounded.lower_bound, LaterBound)
+    later = bounded.lower_bound.found
+    assert later is bounded.lower_bound.found
+    assert later is not None
+    assert later.without == ("sub-axes",)
+    steps = ExactSteps(game)
+    with monkeypatch.context() as limits:  # no bound along sub-axes
+        most = sum(steps.tables.variables.sizes) - 1, 10**6
+        limits.setattr("partir_search.planning.exact_steps.MAX_BOUNDED", most)
+        (report,) = planner.run([ps.AutomaticPartition()], episodes=900).reports
+        assert isinstance(report.lower_bound, LaterBound)
+        assert (report.bound, report.bound_without) == (later.seconds, later.without)
+    assert later.seconds <= (1.0 + 1e-6) * played_score(game, split.moves[0]).objective
     game.goal = scorer([*planner.goals, Spare(1e9, 1e-12, 1.0)])
     assert answers_unsplit(planner, game, split, planner.names, (), (), 1000) is split
     game.goal = scorer(planner.goals)
-    most = max(map(len, ExactSteps(game).tables.variables.sets))
-    monkeypatch.setattr("partir_search.planning.exact_steps.MAX_CHOICES", most - 1)
+    most_choices = max(map(len, steps.tables.variables.sets))
+    monkeypatch.setattr("partir_search.planning.exact_steps.MAX_CHOICES", most_choices - 1)
     assert not exact_moves(game, known).moves
     found = answers_unsplit(planner, game, ExactAnswer(), planner.names, (), (), 1000)
     assert found.moves

@@ -106,8 +106,9 @@ class PlanFacts(Layouts, Rewritten):
     def bound(self) -> PlanBound | None:
         """Lower bound of the seconds of all plans of the space of the only search; None without.
 
-        The plans of the space recompute nothing. Beside a plan with recomputation, the first access
-        bounds them, in a part of the time of the search; no limit of memory holds for them.
+        The plans of the space recompute nothing. The first access finds the bound as far as the
+        search needed none, in a part of the time of the search; beside a plan with recomputation
+        no limit of memory holds for the plans of the space.
         """
         found = self.known_bound
         if found is None and self.rewrites.remat and len(self.searches) < 2:
@@ -117,8 +118,9 @@ class PlanFacts(Layouts, Rewritten):
 
     @property
     def known_bound(self) -> PlanBound | None:
-        """`bound` as far as the search, a file or an earlier access has found it.
+        """`bound` by the search, by a file or by an earlier access.
 
+        The rest of the work on the search's own bound is done, if left to the first access.
         A search on a program with recomputation or microbatches of the planner's bounds no plan
         without them, and says nothing.
         """
@@ -128,7 +130,7 @@ class PlanFacts(Layouts, Rewritten):
             return self._planned.saved_bound
         report = self.searches[0]
         rewritten = (self.rewrites.remat and not report.plain) or self.rewrites.microbatches > 1
-        if len(self.searches) > 1 or report.bound is None or rewritten:
+        if len(self.searches) > 1 or rewritten or report.bound is None:
             return None
         found = self.cost if self.rewrites.remat else report.cost
         return PlanBound(report.bound, found.seconds, report.bound_without)

@@ -21,6 +21,7 @@ from partir_search.mcts.tree import Tree
 from partir_search.messages.renamed import warn_renamed
 from partir_search.plan.confirmation import Confirmation
 from partir_search.plan.evaluation import Evaluation
+from partir_search.plan.lower_bound import LaterBound, LowerBound, found_in_full
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.plan_bound import PlanBound
 from partir_search.plan.search_space import NOTHING_VISITED, SearchSpace, Visited
@@ -48,9 +49,8 @@ class SearchReport:
       history: (episode, score) at each improvement.
       tree: the search tree; moves are decisions on the folded program.
       moves: text of each move in the tree.
-      bound: lower bound of the seconds of all plans of the space, on the folded program; None if
-        costs are not pairwise, or seconds are no goal.
-      bound_without: decisions that no plan below the bound may have, as in `PlanBound.without`.
+      lower_bound: of the seconds of all plans of the space, found or found at first access; None
+        if costs are not pairwise, or seconds are no goal.
       before: actions applied before the search.
       exclude: globs of arguments excluded from the search.
       space: the space of the search; None if later tactics build on the answer.
@@ -67,13 +67,32 @@ class SearchReport:
     history: tuple[tuple[int, Score], ...]
     tree: Tree
     moves: Mapping[Move, str]
-    bound: float | None = None
-    bound_without: tuple[str, ...] = ()
+    lower_bound: LowerBound | LaterBound | None = None
     before: tuple[Action, ...] = ()
     exclude: tuple[str, ...] = ()
     space: SearchSpace | None = None
     visited: Visited = NOTHING_VISITED
     plain: bool = False
+
+    @property
+    def bound(self) -> float | None:
+        """Lower bound of the seconds of all plans of the space, on the folded program, or None.
+
+        The first access may find the bound in full, in a part of the time of the search.
+        """
+        found = self._found_bound
+        return found.seconds if found else None
+
+    @property
+    def bound_without(self) -> tuple[str, ...]:
+        """Decisions that no plan below the bound may have, as in `PlanBound.without`."""
+        found = self._found_bound
+        return found.without if found else ()
+
+    @property
+    def _found_bound(self) -> LowerBound | None:
+        with collector_paused():
+            return found_in_full(self.lower_bound)
 
     @property
     def experts(self) -> tuple[tuple[str, Cost], ...]:
@@ -151,11 +170,20 @@ class Planned:
           other: plan of the program without rewrites of this one.
           rewrites: name of the rewrites, as in `PlanBound.without`.
         """
-        if len(self.reports) != 1 or len(other.reports) != 1 or self.reports[0].bound is not None:
+        if len(self.reports) != 1 or len(other.reports) != 1:
             return self
-        known = other.reports[0]
-        without = (rewrites, *known.bound_without)
-        report = dataclasses.replace(self.reports[0], bound=known.bound, bound_without=without)
+        (report,), (known,) = self.reports, other.reports
+        own, others = report.lower_bound, known.lower_bound
+        if isinstance(own, LowerBound) or others is None:
+            return self
+
+        def find() -> LowerBound | None:
+            if (found := found_in_full(own)) is not None:
+                return found
+            found = found_in_full(others)
+            return found and LowerBound(found.seconds, (rewrites, *found.without))
+
+        report = dataclasses.replace(report, lower_bound=LaterBound(find))
         return dataclasses.replace(self, reports=(report,))
 
     @functools.cached_property

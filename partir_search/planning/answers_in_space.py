@@ -92,5 +92,5 @@ def answers_in_space(
     )
     taken = plain.finalist(game, models, before, result, starts, exact).path
     elites = [elite.path for elite in result.elites[:EXACT_STARTS]]
-    found = dataclasses.replace(exact, bound=None, settled=False, proven=False)
+    found = dataclasses.replace(exact, bound=None, later=None, settled=False, proven=False)
     return found, list(dict.fromkeys([taken, *elites]))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.game import Move, play, rewind
+from partir_search.plan.lower_bound import LaterBound, LowerBound
 from partir_search.planning.answers_in_space import MeshPlanner
 from partir_search.planning.assignments import Assign, decisions_to
 from partir_search.planning.exact_answer import EPISODES_PER_START, ExactAnswer, exact_moves
@@ -35,7 +36,7 @@ def answers_unsplit(
 
     The bound is of plans without sub-axes; plans with sub-axes may be faster. An answer near the
     bound settles the search, another keeps all episodes. Answers along sub-axes keep their place,
-    and get the bound of one start along whole axes.
+    and get the bound of one start along whole axes, which no search reads: found at first access.
 
     Args:
       planner: of the mesh with sub-axes.
@@ -59,11 +60,20 @@ def answers_unsplit(
     if split.moves and (game.beat is not None or not split.minimises_seconds):
         return split
     plain = planner.on_mesh(mesh.user, split=False)
-    _, whole = plain.game(names, before, exclude)
-    known = named_strategies(plain.mesh, names, whole.targets, stages=planner.stage_axes)
-    found = exact_moves(whole, known, episodes=episodes, bound_alone=bool(split.moves))
+    names, before, exclude = tuple(names), tuple(before), tuple(exclude)  # for later
+
+    def answers(*, bound_alone: bool) -> tuple[PlanningGame, ExactAnswer]:
+        _, whole = plain.game(names, before, exclude)
+        known = named_strategies(plain.mesh, names, whole.targets, stages=planner.stage_axes)
+        return whole, exact_moves(whole, known, episodes=episodes, bound_alone=bound_alone)
+
+    def find() -> LowerBound | None:
+        bound = answers(bound_alone=True)[1].bound
+        return None if bound is None else LowerBound(bound, ("sub-axes",))
+
     if split.moves:
-        return dataclasses.replace(split, bound=found.bound, without=("sub-axes",))
+        return dataclasses.replace(split, later=LaterBound(find))
+    whole, found = answers(bound_alone=False)
     axes = [plain.mesh.names.index(axis) for axis in mesh.whole]
     moves = [_split(game, whole, move, axes) for move in found.moves]
     settled = found.settled and found.nears_bound(NEAR)

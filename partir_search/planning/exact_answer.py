@@ -12,6 +12,7 @@ import numpy as np
 from partir_search.exact.arrays import Ints
 from partir_search.mcts.game import Move, Score, play, rewind
 from partir_search.mcts.goals import Scorer
+from partir_search.plan.lower_bound import LaterBound, LowerBound
 from partir_search.planning.exact_steps import LEAST_GAIN, Found
 from partir_search.planning.fitted_steps import FittedSteps
 from partir_search.planning.game import PlanningGame
@@ -54,6 +55,7 @@ class ExactAnswer:
       proven: the best is within all limits, and no assignment takes fewer seconds.
       bound: no assignment takes fewer seconds, on the folded program; None if unknown.
       without: decisions of the game that the bound's assignments lack, as in `PlanBound.without`.
+      later: the bound for reports, if tighter than `bound`; None if there is none tighter.
       steps / starts / found: the steps, the strategies, and the assignments found, with names.
     """
 
@@ -62,6 +64,7 @@ class ExactAnswer:
     proven: bool = False
     bound: float | None = None
     without: tuple[str, ...] = ()
+    later: LaterBound | None = None
     steps: FittedSteps | None = None
     starts: Sequence[Named] = ()
     found: Sequence[Named] = ()
@@ -71,6 +74,13 @@ class ExactAnswer:
         """True if the objective of the best assignment is the seconds alone."""
         best = self.found[0][0].labels if self.found else None
         return best is not None and self.steps is not None and self.steps.minimises_seconds(best)
+
+    @property
+    def lower_bound(self) -> LowerBound | LaterBound | None:
+        """The bound for reports, found or found at first access."""
+        if self.later is not None or self.bound is None:
+            return self.later
+        return LowerBound(self.bound, self.without)
 
     def nears_bound(self, above: float) -> bool:
         """True if the best assignment takes at most a share `above` more seconds than the bound."""
@@ -180,7 +190,7 @@ def exact_moves(
     settled = best.score.excess > OUT_OF_REACH or (best.score.excess == 0.0 and cheap)
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
     proven = bound is not None and bound.finished and _proven(bound, found)
-    return ExactAnswer(paths, settled, proven, seconds, (), steps, known, ranked)
+    return ExactAnswer(paths, settled, proven, seconds, (), None, steps, known, ranked)
 
 
 def _nearest(found: Mapping[bytes, Named]) -> Score | None:

@@ -156,7 +156,9 @@ def fit_by_remat(
             if objective(other[0].cost) < objective(best.cost):
                 best, chosen, peak = other
     if best is not full:  # the search proved nothing about fewer segments
-        reports = tuple(dataclasses.replace(r, proven=False, bound=None) for r in full.reports)
+        reports = tuple(
+            dataclasses.replace(r, proven=False, lower_bound=None) for r in full.reports
+        )
         best = with_search(best, full, reports)
     if chosen:
         best = dataclasses.replace(best, peak_without_remat=peak)

@@ -6,6 +6,7 @@ import copy
 
 from partir_search.mcts.goals import Fit
 from partir_search.plan.facts import PlanFacts
+from partir_search.plan.lower_bound import found_in_full
 from partir_search.plan.plan_bound import PlanBound
 from partir_search.planning.alternatives import Forms
 from partir_search.planning.answers_unsplit import answers_unsplit
@@ -46,6 +47,5 @@ def bound_without_recomputation(plan: PlanFacts, forms: Forms) -> PlanBound | No
     if exact.bound is None and exact.moves:  # of too many labels, along sub-axes
         where = (space.axes, before, space.exclude)
         exact = answers_unsplit(planner, game, exact, *where, EPISODES_PER_START)
-    if exact.bound is None:
-        return None
-    return PlanBound(exact.bound, plan.cost.seconds, exact.without)
+    found = found_in_full(exact.lower_bound)
+    return PlanBound(found.seconds, plan.cost.seconds, found.without) if found else None

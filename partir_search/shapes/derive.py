@@ -75,6 +75,6 @@ def _searched(
     if planned is None or not score(planned.cost) < score(found.planned.cost):
         return None
     reports = tuple(
-        dataclasses.replace(r, proven=False, bound=None, space=None) for r in free.reports
+        dataclasses.replace(r, proven=False, lower_bound=None, space=None) for r in free.reports
     )
     return dataclasses.replace(found, planned=with_search(planned, free, reports))
