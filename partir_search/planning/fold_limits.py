@@ -136,22 +136,25 @@ def choose_assigned(
     assigned: Callable[[Path], Cost],
     unfold: Callable[[Path], tuple[Cost, Found]],
 ) -> tuple[Cost, Found]:
-    """`choose_within` with the best answer unfolded alone, if the cost is that assigned.
+    """`choose_within` with few answers unfolded.
+
+    The best is unfolded, and competes by its cost then: actions may lead elsewhere. The choice ends
+    with a best answer that is unfolded.
 
     Args:
       assigned: function from an answer to the whole cost of the tiles and loops on the fold, before
         actions lead there; a tenth of the work of `unfold`.
     """
+    costs, unfolded = functools.cache(assigned), dict[Path, tuple[Cost, Found]]()
 
-    def alone(path: Path) -> tuple[Cost, tuple[Path, Cost]]:
-        cost = assigned(path)
-        return cost, (path, cost)
+    def known(path: Path) -> tuple[Cost, Path]:
+        return unfolded[path][0] if path in unfolded else costs(path), path
 
-    folded, (path, wanted) = choose_within(game, paths, result, exact, alone, trust_ranks=True)
-    cost, found = unfold(path)
-    if cost == wanted:
-        return folded, found
-    return choose_within(game, paths, result, exact, unfold, trust_ranks=True)
+    while True:
+        folded, path = choose_within(game, paths, result, exact, known, trust_ranks=True)
+        if path in unfolded:
+            return folded, unfolded[path][1]
+        unfolded[path] = unfold(path)
 
 
 def competing(

@@ -24,6 +24,8 @@ from partir_search.propagation.state import State
 from partir_search.simulator.arrays import Ints
 from partir_search.strategies.decisions import Decision
 
+FEW = 1e-3  # of the ops: others leave whole costs by a fold's tiles near those after actions
+
 
 class Lifter:
     """Lifting from one fold to its program."""
@@ -33,12 +35,16 @@ class Lifter:
         self.classes, self.nodes = _classes(folded, fold, graph), _nodes(folded, fold, graph)
         self.known, self.known_ops = self.classes >= 0, graph.op_nodes & (self.nodes >= 0)
         self.members, self.own = FoldMembers(folded, fold, graph), OwnMembers(graph)
-        # Every class and every op with loops of its own is one of the fold.
-        self.covers = bool(self.known.all()) and not bool(np.any(graph.op_nodes & ~self.known_ops))
+        # Every class and nearly every op with loops of its own is one of the fold.
+        self._left = np.flatnonzero(graph.op_nodes & ~self.known_ops).tolist()
+        few = len(self._left) <= FEW * np.count_nonzero(graph.op_nodes)
+        self.covers = bool(self.known.all()) and few
 
     @contextlib.contextmanager
     def assigned(self, game: PlanningGame, path: Sequence[Move], state: State) -> Iterator[None]:
         """Gives a state the tiles and loops of a path on the fold, without actions.
+
+        Ops that are none of the fold get the loops that their values' tiles ask for.
 
         Args:
           game / path: as of `lift`.
@@ -47,6 +53,7 @@ class Lifter:
         before = state.key()
         tiles, loops = game.rows_after(path)
         give_rows(state, rows_at(tiles, self.classes), rows_at(loops, self.nodes))
+        state.loop_over_tiles(self._left)
         try:
             yield
         finally:

@@ -75,8 +75,6 @@ class State:
         self.causes: dict[tuple[int, int], Cause] | None = {} if record else None
         self._step = -1
 
-    # Keys --------------------------------------------------------------------------------------
-
     def key(self) -> bytes:
         """Bytes of tiles and loops: equal for equal states, in any order of actions."""
         return b"".join(
@@ -93,8 +91,6 @@ class State:
     def clear_caches(self) -> None:
         """Drops the memo of earlier propagations, for its memory."""
         self._memo = {}
-
-    # Legality ----------------------------------------------------------------------------------
 
     def divides(self, cls: int, dim: int, axes: Sequence[int]) -> bool:
         """True if `axes` divide a dim further, after the axes with tiles of the dim already."""
@@ -265,6 +261,14 @@ class State:
                 raise IllegalAction(f"node {n} cannot loop over {factor}, {self.mesh.names[axis]}")
             self.loops[axis][n] = REPLICATED if factor < 0 else factor
 
+    def loop_over_tiles(self, nodes: Sequence[int]) -> None:
+        """Gives nodes the loops that the tiles of their values ask for; no class is tiled."""
+        for axis, row in enumerate(np.frombuffer(tiles, dtype=np.int8) for tiles in self.tiles):
+            undecided = row == NONE
+            row[undecided] = REPLICATED
+            self._propagate(axis, nodes)
+            row[undecided] = NONE
+
     def may_fix_loop(self, n: int, factor: int, axis: int) -> bool:
         """True if a node has the loop or no loop yet, and the axis divides the factor further."""
         loops = [(row[n], size) for row, size in zip(self.loops, self.mesh.sizes, strict=True)]
@@ -368,8 +372,6 @@ class State:
         """`factors.free_factor` of node `n`, given its loops on the axes but `axis`."""
         loops = [(row[n], self.mesh.sizes[a]) for a, row in enumerate(self.loops) if a != axis]
         return free_factor(self.graph.nodes[n].structure, factors, loops)
-
-    # Results -----------------------------------------------------------------------------------
 
     def partition(self, known: dict[bytes, AxisRows] | None = None) -> Partition:
         """Partition of the module: tiles of classes for values, loops of nodes for ops.

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import partir_search as ps
@@ -144,5 +145,11 @@ def test_answers_keep_their_tiles_where_one_layer_differs() -> None:
     folded = game.costed([first])[1]
     _, _, whole = planner.lifted(models, game, [first], State(planner.graph, planner.mesh))
     assert folded.seconds == pytest.approx(whole.seconds, rel=0.03)
+    state = State(planner.graph, planner.mesh)
+    left = np.flatnonzero(planner.graph.op_nodes & ~models.lifter.known_ops).tolist()
+    with models.lifter.assigned(game, [first], state):  # the first layer's own op has loops too
+        assert all(any(row[n] >= 0 for row in state.loops) for n in left)
+        assert planner.costed(state)[1].seconds == pytest.approx(whole.seconds, rel=0.02)
+    assert state.key() == State(planner.graph, planner.mesh).key()
     known = named_strategies(planner.mesh, planner.names, game.targets)
     assert whole.seconds < 0.9 * min(game.costed(moves)[1].seconds for _, moves in known)
