@@ -8,11 +8,12 @@ mesh too, with equal tiles and loops along all parts of an axis.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from partir_search.ir.mesh import MeshShape
 from partir_search.mcts.game import Move, play, rewind
-from partir_search.plan.lower_bound import LaterBound, LowerBound
+from partir_search.plan.lower_bound import LaterBound, LowerBound, found_in_full
 from partir_search.planning.answers_in_space import MeshPlanner
 from partir_search.planning.assignments import Assign, decisions_to
 from partir_search.planning.exact_answer import EPISODES_PER_START, ExactAnswer, exact_moves
@@ -20,6 +21,7 @@ from partir_search.planning.game import PlanningGame
 from partir_search.propagation.actions import Action
 from partir_search.strategies.catalogue import named_strategies
 
+WITHOUT = ("sub-axes",)  # decisions that plans below the bound lack
 NEAR = 0.03  # of the bound, at which an answer settles the search
 
 
@@ -67,17 +69,21 @@ def answers_unsplit(
         known = named_strategies(plain.mesh, names, whole.targets, stages=planner.stage_axes)
         return whole, exact_moves(whole, known, episodes=episodes, bound_alone=bound_alone)
 
-    def find() -> LowerBound | None:
-        bound = answers(bound_alone=True)[1].bound
-        return None if bound is None else LowerBound(bound, ("sub-axes",))
-
     if split.moves:
-        return dataclasses.replace(split, later=LaterBound(find))
+        later = LaterBound(lambda: _unsplit(answers(bound_alone=True)[1].lower_bound))
+        return dataclasses.replace(split, later=later)
     whole, found = answers(bound_alone=False)
     axes = [plain.mesh.names.index(axis) for axis in mesh.whole]
     moves = [_split(game, whole, move, axes) for move in found.moves]
     settled = found.settled and found.nears_bound(NEAR)
-    return ExactAnswer(moves, settled, bound=found.bound, without=("sub-axes",))
+    later = LaterBound(functools.partial(_unsplit, found.lower_bound))
+    return ExactAnswer(moves, settled, bound=found.bound, without=WITHOUT, later=later)
+
+
+def _unsplit(bound: LowerBound | LaterBound | None) -> LowerBound | None:
+    """A bound along whole axes as a bound of the plans without sub-axes, found in full."""
+    found = found_in_full(bound)
+    return found and LowerBound(found.seconds, WITHOUT)
 
 
 def _split(game: PlanningGame, whole: PlanningGame, move: Move, axes: Sequence[int]) -> Assign:

@@ -132,7 +132,8 @@ def exact_moves(
 
     Returns:
       At most `count` moves; none for a program without pairwise costs (rings, kept copies). No
-      bound either, then.
+      bound either, then. Multipliers of gathers raise the bound in a few turns, whose assignments
+      of least energy are starts; the turns left are taken when the bound is asked for.
     """
     if episodes < EPISODES_PER_START:
         return ExactAnswer()
@@ -190,7 +191,13 @@ def exact_moves(
     settled = best.score.excess > OUT_OF_REACH or (best.score.excess == 0.0 and cheap)
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
     proven = bound is not None and bound.finished and _proven(bound, found)
-    return ExactAnswer(paths, settled, proven, seconds, (), None, steps, known, ranked)
+    later = _later(bound) if bound is not None and bound.raised else None
+    return ExactAnswer(paths, settled, proven, seconds, (), later, steps, known, ranked)
+
+
+def _later(bound: Bound) -> LaterBound:
+    """The bound with the turns of multipliers left, taken at first access."""
+    return LaterBound(lambda: LowerBound(bound.in_full()))
 
 
 def _nearest(found: Mapping[bytes, Named]) -> Score | None:

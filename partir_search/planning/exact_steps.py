@@ -40,6 +40,7 @@ ROUNDS = 4  # turns of each axis
 HIGHEST_ROWS = 2  # of the memory curve of an assignment, which limits know
 NEAR_BEST = 0.01  # in log cost: steps this near to the best known assignment go on
 RAISING = 2.0  # times the effort of a bound, for multipliers of gathers
+RAISED_TURNS = 2  # of these multipliers before the bound is asked for
 LEAST_GAIN = 1e-4  # in log cost: axes without it after one turn each end the steps
 
 
@@ -220,7 +221,8 @@ class ExactSteps:
           known: an earlier bound; the result if finished at the fewest seconds of `found`, and for
             large tables.
           promising: ends once a bound is known to be farther from the fewest seconds, relative.
-          raises: raise multipliers of gathers (`bound_below`), unless the tables are too large.
+          raises: raise multipliers of gathers (`bound_below`), unless the tables are too large; a
+            few turns, and those left by `Bound.in_full`.
 
         Returns:
           The bound; None if seconds are no goal, or the tables are too large.
@@ -249,6 +251,7 @@ class ExactSteps:
                 known=known,
                 promising=promising,
                 raises=raises,
+                turns=RAISED_TURNS,
                 effort=RAISING * EFFORT if raises else EFFORT,
             )
 

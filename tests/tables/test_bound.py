@@ -129,13 +129,19 @@ def test_no_enumerated_plan_is_below_the_bound(name: str, machine: str, mesh: Me
 
 @pytest.mark.parametrize("name", ["mlp 4 loss", "attention", "scanned"])
 def test_multipliers_of_gathers_raise_the_bound(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy cannot hide behind compute that hides another, or that lies elsewhere."""
+    """A copy cannot hide behind compute that hides another, or that lies elsewhere.
+
+    Turns taken later lead to the same bound.
+    """
     game = game_on(name, GRID, "tpu_v5e")
     tables = CostTables(game.graph, game.model, game.mesh, game.state)
     each = list(random_partitions(game, 12))
     costs = [game.model.evaluate(localize(p, game.cache, sparse=True)).seconds for p in each]
     seconds, partition = min(zip(costs, each, strict=True), key=lambda pair: pair[0])
     with_multipliers = bound_below(tables, partition, seconds, effort=10.0)
+    few = bound_below(tables, partition, seconds, effort=10.0, turns=1)
+    assert few.seconds < with_multipliers.seconds
+    assert few.in_full() == few.in_full() == with_multipliers.seconds
     monkeypatch.setattr(bound, "TURNS", 0)
     without = bound_below(tables, partition, seconds, effort=10.0)
     assert without.seconds < with_multipliers.seconds <= seconds

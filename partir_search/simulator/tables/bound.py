@@ -62,6 +62,12 @@ class Bound:
     raised: bool
     started: Sequence[_OrderBound] = dataclasses.field(repr=False)
 
+    def in_full(self) -> float:
+        """The bound after all steps left, as without a limit of turns, in seconds."""
+        while not (lowest := min(self.started, key=lambda each: each.seconds)).finished:
+            lowest.refine()
+        return min(lowest.seconds, self.upper)
+
 
 def bound_below(
     tables: CostTables,
@@ -72,6 +78,7 @@ def bound_below(
     known: Bound | None = None,
     promising: float = np.inf,
     raises: bool = True,
+    turns: float = np.inf,
     max_entries: int = MAX_ENTRIES,
     effort: float = EFFORT,
     should_continue: Callable[[], bool] = lambda: True,
@@ -87,6 +94,7 @@ def bound_below(
       known: an earlier bound by a partition of no fewer seconds, whose removed labels stay removed.
       promising: ends once a bound after removal of labels is farther from `upper`, relative.
       raises: raise multipliers of gathers, which takes most of the effort.
+      turns: of multipliers, of all orders; `Bound.in_full` takes those left.
       max_entries: limit of a table of exact elimination.
       effort: limit of message passes in nominal seconds, the same on every machine.
       should_continue: called between passes; False ends the computation after one pass per order.
@@ -113,8 +121,8 @@ def bound_below(
         for each in started:
             each.remove_labels(1)
             each.begin_again(labels, upper, effort / len(started), raises)
-    finished = True
-    while should_continue():
+    finished, last = True, sum(each.turns for each in started) + turns
+    while should_continue() and sum(each.turns for each in started) < last:
         lowest = min(started, key=lambda each: each.seconds)
         if lowest.finished:
             break
@@ -138,6 +146,7 @@ class _OrderBound:
     Attributes:
       tables: of the remaining labels.
       seconds: the bound.
+      turns: of multipliers so far.
       finished / exact: no step is left; the bound is the tables' minimum.
     """
 
@@ -163,7 +172,7 @@ class _OrderBound:
         self._messages: dict[Pair, Floats] = {}
         self._multipliers: Floats | None = None  # of gathers that compute hides
         self._points: list[Point] = []
-        self._rounds = 0
+        self._rounds = self.turns = 0
         self._settled = self._proven = self._raises = False  # how far `refine` has come
         self._steps = self._all_steps()
 
@@ -202,6 +211,7 @@ class _OrderBound:
             if turn is None:
                 return
             self._points.append(turn)
+            self.turns += 1
             value = turn[1]
             stale = 0 if value > best[0] * (1.0 + LEAST_RAISED) else stale + 1
             best = max(best, (value, self._multipliers), key=lambda each: each[0])
