@@ -88,6 +88,34 @@ def test_products_wait_for_gathers_with_what_they_read(link: float, late: bool) 
     assert found[: gradient - 1] == sooner[: gradient - 1]
 
 
+@pytest.mark.parametrize("small", [True, False])
+def test_operands_gathered_again_lie_on_the_chip(small: bool) -> None:
+    """Up to half of the memory on the chip, before the dot that reads the copy."""
+    state = gradients()
+    _, _, gradient, _, _ = at(state, "dot_general")
+    machine = dataclasses.replace(ROUND, vmem_bytes=2 * BYTES - (not small))
+    found = held(state, machine.with_traits(async_all_gather="since_source"))
+    assert found[gradient - 1] == held(state, machine)[gradient - 1] + (0 if small else BYTES)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_the_first_step_of_a_reduce_scatter_ends_on_the_chip(small: bool) -> None:
+    """A gradient scattered on two axes: half of the partial sums beside all of them."""
+
+    def fn(x: Any, w: Any) -> Any:
+        return w - jax.grad(lambda w: jnp.sum(jnp.sin(x @ w)))(w)
+
+    mesh = MeshShape(("a", "b"), (2, 2))
+    state = state_of(module_of(fn, *(ones(SIZE, SIZE) for _ in range(2))), mesh)
+    for dim, axis in enumerate(mesh.names):
+        tile_arg(state, 0, 0, axis)
+        tile_arg(state, 1, dim, axis)
+    machine = dataclasses.replace(ROUND, vmem_bytes=BYTES - (not small))
+    *_, gradient = at(state, "dot_general")
+    found = held(state, machine.with_traits(async_all_gather="since_source"))
+    assert found[gradient] == BYTES + (0 if small else BYTES / 2)
+
+
 def gated(columns: int) -> Any:
     """Columns of a product, gathered to be sliced: two slices of as many columns as asked for."""
 

@@ -98,6 +98,7 @@ class _Builder:
         reduced: Set[int],
         traits: XlaTraits,
     ) -> None:
+        self._shared = partition, nbytes, facts, memory, reduced, traits  # with inner regions
         self._partition, self._nbytes, self._facts = partition, nbytes, facts
         self._memory, self._reduced, self._traits = memory, reduced, traits
         self._members, self._spent = scheduled.members, scheduled.spent
@@ -116,6 +117,10 @@ class _Builder:
         self._sent: dict[int, tuple[int, Op]] = {}
         self._passed: dict[int, Op] = {}  # by id of a value stored for rings alone: the last ring
         self._ring: Op | None = None  # the last ring
+        self._scattered = set[int]()  # ids of results of reduce_scatters
+        # Bytes of the largest result of a collective on the chip.
+        self._resident = traits.vmem_resident_fraction * memory.curve.vmem_bytes
+        self._resident *= traits.async_all_gather == "since_source"
         for number, (item, at, cost, argument) in enumerate(scheduled.steps):
             if isinstance(item, Reshard):
                 assert cost is not None
@@ -142,15 +147,7 @@ class _Builder:
                 continue
             live, most = curve.cached_bytes_at(self._nbytes)
             if inside is not None:
-                inner = _Builder(
-                    inside,
-                    self._partition,
-                    self._nbytes,
-                    self._facts,
-                    self._memory,
-                    self._reduced,
-                    self._traits,
-                )
+                inner = _Builder(inside, *self._shared)
                 self.stored_casts |= inner.stored_casts
                 extra = inner.extra[curve.position]
                 most = float(np.max(live + extra, initial=0.0))
@@ -195,10 +192,11 @@ class _Builder:
         if reshard.to_home or isinstance(step, ReduceScatter):
             # Consumers that recompute a value recompute the slice that they read.
             recomputed = not step.communicates and not self._memory.stored[source.value.id]
+            if isinstance(step, ReduceScatter):
+                self._scattered.add(target.id)
+                recomputed |= source.id in self._scattered and source.nbytes <= self._resident
             if target.nbytes != source.nbytes and not recomputed:
-                self.extra[at - 1] += (
-                    source.nbytes * together
-                )  # the source and the value are live at once
+                self.extra[at - 1] += source.nbytes * together  # beside the value
         elif target.nbytes > source.nbytes or step.copies:
             size = target.nbytes * cost.width * together
             self._copies[target.id] = size, at
@@ -334,7 +332,8 @@ class _Builder:
 
         The gather starts as soon as the dot's second operand is made. XLA defers a dot off the
         critical path, with both operands, until `XlaTraits.regather_overlap_ratio` times the
-        gather's seconds of compute have run beside the gather.
+        gather's seconds of compute have run beside the gather. Until then, copies of up to
+        `XlaTraits.vmem_resident_fraction` lie on the chip.
         """
         facts, spent = self._facts, self._spent
         if not facts.contracts[op.id]:
@@ -342,7 +341,8 @@ class _Builder:
         others = [v for _, v in op.inputs() if v.id != reshard.source.value.id]
         start = max((self._made(v) for v in others), default=0)
         size = reshard.target.nbytes * cost.width
-        self.extra[start:at] += size
+        if size > self._resident:
+            self.extra[start:at] += size
         if not all(r.id in facts.off_critical_path for r in op.results):
             return
         left = self._traits.regather_overlap_ratio * cost.seconds - (spent[at] - spent[start])
