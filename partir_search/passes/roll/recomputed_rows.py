@@ -85,11 +85,14 @@ class _Rewriter(Rewriter):
         ops = tuple(inner for inner in ops if inner not in pads.values())
         read = {x for inner in ops for _, x in inner.inputs()} | set(results)
         kept = {arg: x for arg, x in given.items() if arg in read or arg not in region.args}
+        fenced = op.params["prevent_cse"]
+        whole = any(fenced) if isinstance(fenced, tuple) else fenced  # a tuple is by operand
         new = dataclasses.replace(
             op,
             operands=tuple(kept.values()),
             results=tuple(outer),
             regions=(Region(tuple(kept), ops, tuple(results)),),
+            params={**op.params, "prevent_cse": whole},
             key=None,
         )
         return [*before, new, *behind]
