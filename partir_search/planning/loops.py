@@ -108,7 +108,9 @@ def _pipelined(module: Module, form: PipelineForm, microbatches: int) -> Module:
         timetable = form.timetable(microbatches)
         return pipelined(module, timetable, (*RULES, *UNRULED), staged=form.staged_state)
     except NoLayers as error:
-        raise ValueError(f"Pipeline({form.axis!r}): {error}; {_unlike(module)}") from None
+        why = f"{error}; {_unlike(module)}"
+        remedy = "a jax.lax.scan over stacked parameters has layers of any ops"
+        raise ValueError(f"Pipeline({form.axis!r}): {why}; {remedy}") from None
     except ValueError as error:
         raise ValueError(f"Pipeline({form.axis!r}): {error}") from None
 

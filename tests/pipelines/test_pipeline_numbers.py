@@ -271,6 +271,7 @@ def test_pairs_of_layers_are_stages() -> None:
             marks=pytest.mark.skipif(PAIRS_ROLL, reason="pairs of layers are stages"),
         ),
         (unlike, r"no stack of layers.*dot_general at .*numbers.py:\d+ \(unlike\) repeats nowh"),
+        (unlike, "; a jax.lax.scan over stacked parameters has layers of any ops"),
     ],
 )
 def test_steps_that_cannot_be_cut_name_op_and_line(loss: Any, message: str) -> None:
