@@ -164,7 +164,24 @@ def product(x: Any, w: Any, v: Any) -> Any:
     return lax.scan(lambda c, row: (c * block(row, w, v), None), x[0], x)[0]
 
 
-@pytest.mark.parametrize("fn", [recurrent, running, shown, product], ids=lambda fn: fn.__name__)
+def drawn(x: Any, w: Any, v: Any) -> Any:
+    """Random numbers of a generator that draws for an array of keys from the first key."""
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), len(x))
+    return lax.map(lambda a: jax.random.normal(a[1], a[0].shape) * a[0], (x, keys))
+
+
+def halved(x: Any, w: Any, v: Any) -> Any:
+    """A loop that ends on the rows of one branch alone."""
+
+    def loop(row: Any) -> Any:
+        return lax.while_loop(lambda y: y.sum() > 1.0, lambda y: y * 0.5, row)
+
+    return lax.map(lambda row: lax.cond(row.sum() < 10.0, loop, jnp.sin, row), x)
+
+
+@pytest.mark.parametrize(
+    "fn", [recurrent, running, shown, product, drawn, halved], ids=lambda fn: fn.__name__
+)
 def test_iterations_that_depend_on_earlier_ones_stay(fn: Callable[..., Any]) -> None:
     module = module_of(fn, *ARGS)
     assert with_parallel_iterations(module, 8) is module

@@ -81,6 +81,16 @@ def threefry(op: Op) -> OpRule:
     )
 
 
+def draws_in_order(op: Op) -> bool:
+    """True for an op of a generator that draws for a whole array of keys from the first key.
+
+    `jax.vmap` over keys changes the numbers.
+    """
+    types = [x.type.dtype for x in (*op.operands, *op.results)]
+    keys = [t for t in types if jnp.issubdtype(t, jax.dtypes.prng_key)]
+    return op.prim == "rng_bit_generator" or not all(map(is_threefry, keys))
+
+
 def is_threefry(dtype: Any) -> bool:
     """True for the dtype of threefry keys, `key<fry>`."""
     return "fry" in str(dtype)

@@ -14,7 +14,8 @@ from partir_search.ir.rule import OpRule
 from partir_search.passes.roll.added import added_carries
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.other import user_sharding
-from partir_search.rules.registry import role_of
+from partir_search.rules.random import draws_in_order
+from partir_search.rules.registry import edges_of, role_of
 
 _NOT_BATCHED = frozenset({Kind.EFFECT, Kind.KERNEL, Kind.OPAQUE})
 
@@ -88,13 +89,27 @@ def _passed(x: Value, makers: Mapping[Value, Op]) -> Operand:
 
 
 def _unbatched(body: Region, rule_of: Callable[[Op], OpRule]) -> bool:
-    """True if `jax.vmap` of a body would change effects, kernels or shardings."""
+    """True if `jax.vmap` of a body would change effects, kernels, shardings or random numbers."""
     for op in (op for region in walk_regions(body) for op in region.ops):
         if op.effect or "manual" in op.params or user_sharding(op) is not None:
+            return True
+        if draws_in_order(op) or _ends_in_branches(op):
             return True
         if not op.regions and rule_of(op).kind in _NOT_BATCHED:
             return True
     return False
+
+
+def _ends_in_branches(op: Op) -> bool:
+    """True for a choice among branches with a loop that data end.
+
+    `jax.vmap` runs all branches, also on data with which a loop does not end.
+    """
+    if len(op.regions) < 2 or edges_of(op).carries:
+        return False
+    inner = (x for branch in op.regions for region in walk_regions(branch) for x in region.ops)
+    loops = (x for x in inner if x.regions and role_of(x) is not Role.SCAN)
+    return any(edges_of(x).carries for x in loops)
 
 
 def _step(carry: Value, maker: Op | None) -> Literal | None:

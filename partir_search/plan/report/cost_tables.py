@@ -29,7 +29,7 @@ def strategies_table(plan: PlanFacts) -> Table:
         *(["with its padding"] if plan.padding else []),
         *(["with its stacks"] if plan.stacks else []),
         *([f"over its {plan.microbatches} microbatches"] if plan.microbatches > 1 else []),
-        *(["with iterations in its parts"] if plan.parallel_iterations > 1 else []),
+        *(["with its parts of iterations"] if plan.parallel_iterations > 1 else []),
         *(["with its layers as scans"] if plan.scan_layers else []),
         *(["with the least recomputation that fits: none, the plan's or all"] if again else []),
     ]
