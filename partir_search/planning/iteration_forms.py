@@ -26,16 +26,16 @@ def iteration_forms(stage: Stage, mesh: MeshShape, known: int | None) -> list[St
       known: parts of a plan to replay, whose form is the only one; None for none.
     """
     if known is not None:
-        return [in_parts(stage, known) or stage]
-    most = in_parts(stage, mesh.devices)
+        return [_in_parts(stage, known) or stage]
+    most = _in_parts(stage, mesh.devices)
     if most is None:
         return [stage]
     sizes = sorted({n for n in mesh.device_sizes if 1 < n < mesh.devices}, reverse=True)
-    fewer = (in_parts(stage, n) for n in sizes)
+    fewer = (_in_parts(stage, n) for n in sizes)
     return [stage, most, *(form for form in fewer if form is not None)]
 
 
-def in_parts(stage: Stage, parts: int) -> Stage | None:
+def _in_parts(stage: Stage, parts: int) -> Stage | None:
     """The program in up to `parts` parts; None if no scan has independent iterations."""
     if parts < 2:
         return None

@@ -32,7 +32,7 @@ from partir_search.planning.checks.batch import warn_uneven
 from partir_search.planning.confirm.confirm import confirmed
 from partir_search.planning.contest import BEHIND, Contest, behind, rank
 from partir_search.planning.interruption import FarBehind
-from partir_search.planning.iteration_forms import in_parts, is_spare, rival_seconds
+from partir_search.planning.iteration_forms import is_spare, rival_seconds
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.layer_forms import layer_forms
 from partir_search.planning.loop_queue import LoopQueue
@@ -107,8 +107,6 @@ class PlanPipeline:
         plain = first_stage(traced, self._options.shape)
         if traced.rewrites.pipeline:
             plain = attention_forms(plain, None, self._options)[0]
-        else:
-            plain = in_parts(plain, self._options.shape.devices) or plain
         stage = stages.aligned(layer_forms(plain, self._options.scan_layers is True)[0])
         fixed = stages.fixed(stage.module)
         stage = dataclasses.replace(stage, module=without_ties(stage.module, fixed))

@@ -51,7 +51,7 @@ def program_forms(traced: Traced, known: Rewrites | None, options: Options) -> l
 
 
 def attention_forms(plain: Stage, known: Rewrites | None, options: Options) -> list[Stage]:
-    """The program unchanged, with each attention as one op, or both.
+    """A form of the program unchanged, with each attention as one op, or both.
 
     Stages of a pipeline have each attention as one op: scores in slots would fill the memory. A
     step that competes with pipelines is planned in both forms.

@@ -18,7 +18,7 @@ from partir_search.planning import contest as contests
 from partir_search.planning import pipeline
 from partir_search.planning.contest import TRUSTED, Contest, behind
 from partir_search.planning.planner import Planner
-from partir_search.planning.program_forms import attention_forms
+from partir_search.planning.program_forms import attention_forms, first_stage
 from partir_search.planning.trace import read_call, split_call
 from partir_search.simulator.simulator import CostModel
 from tests.pipelines.programs import STEPS, arguments, residual_mlps
@@ -218,5 +218,8 @@ def test_the_step_without_a_pipeline_has_the_forms_of_pipelines() -> None:
         ps.auto_partition(AbstractMesh((2,), ("x",)), machine="h100", schedule=given)(step)._options
         for given in (schedule[1:], schedule)
     )
-    forms = [attention_forms(traced, None, o) for o in (alone, offered.with_pipelines())]
+    forms = [
+        attention_forms(first_stage(traced, o.shape), None, o)
+        for o in (alone, offered.with_pipelines())
+    ]
     assert [[f.rewrites.attention for f in form] for form in forms] == [[False], [False, True]]
