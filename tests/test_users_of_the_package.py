@@ -16,7 +16,7 @@ INSIDERS = (
         "fold_error.py",
         "random_states.py",
     ),
-    "exact_switch.py",
+    *("exact_switch.py", "parallel_iterations.py"),
     *("measured_truth.py", "profile.py"),  # by segments
     "kernels.py",  # of HLO texts
     *("checks.py", "compiled.py"),  # of the corpus
