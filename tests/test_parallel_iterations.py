@@ -189,7 +189,11 @@ def test_iterations_that_depend_on_earlier_ones_stay(fn: Callable[..., Any]) -> 
 
 def test_print(golden: Callable[[str], None]) -> None:
     """Each device maps its own rows; weights' gradients are summed once, after the loop."""
-    module = with_parallel_iterations(module_of(gradients(mapped), *ARGS), 8)
+
+    def loss(x: Any, w: Any, v: Any) -> Any:
+        return (lax.map(lambda row: jnp.sin(row @ w) @ v, x) ** 2).mean()
+
+    module = with_parallel_iterations(module_of(gradients(loss), *ARGS), 8)
     state = state_of(module, EIGHT)
     tile_arg(state, 0, 0, "data")
     golden(print_partition(state.partition()))
