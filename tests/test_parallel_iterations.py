@@ -92,10 +92,10 @@ def counted(x: Any, w: Any, v: Any) -> Any:
     def add(carry: Any, row: Any) -> Any:
         n, scale = carry
         noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), n), row.shape)
-        return (n + 2, scale), block(row + noise * scale, w, v)
+        return (n + jnp.uint8(50), scale), block(row + noise * scale, w, v)
 
-    (n, _), rows = lax.scan(add, (5, x.mean()), x, reverse=True)
-    return rows, n
+    (n, _), rows = lax.scan(add, (jnp.uint8(5), x.mean()), x, reverse=True)
+    return rows, n  # 5 + 16 * 50 wraps
 
 
 def in_layers(x: Any, w: Any, v: Any) -> Any:

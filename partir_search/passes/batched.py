@@ -1,4 +1,4 @@
-"""Ops of a chain on stacks of its operands, by `jax.vmap` of the ops and the reader of jaxprs."""
+"""Ops on stacks of their operands, by `jax.vmap` of the ops and the reader of jaxprs."""
 
 from __future__ import annotations
 

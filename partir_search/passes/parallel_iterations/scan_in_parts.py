@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from partir_search.ir.core import Literal, Module, Op, Operand, Region, TensorType, Value
 from partir_search.ir.from_jaxpr import FunctionReader
@@ -212,8 +213,8 @@ class ScanInParts:
                 self._values.new[result] = self._value(self._first(number))
             else:
                 step = self._scan.counters[number]
-                whole = Literal(step.type.dtype.type(step.number * self._length), step.type)
-                last = added(self._value(self._first(number)), whole)
+                counted = np.asarray(step.number * self._length).astype(step.type.dtype)  # wraps
+                last = added(self._value(self._first(number)), Literal(counted[()], step.type))
                 self._put(last, self._values.value(result))
 
     def _leave_rows(self, rows: Sequence[Value]) -> None:
@@ -225,7 +226,7 @@ class ScanInParts:
             joined = self._put(reshaped(blocks, result.type.shape), self._values.value(result))
             self._program.split[joined] = row
 
-    # Parts of these ----------------------------------------------------------------------------
+    # Values and ops ----------------------------------------------------------------------------
 
     def _first(self, number: int) -> Operand:
         """A carry before the first iteration."""
