@@ -74,7 +74,10 @@ def independent(op: Op, rule_of: Callable[[Op], OpRule]) -> IndependentScan | No
 
 
 def _passed(x: Value, makers: Mapping[Value, Op]) -> Operand:
-    """The value that recomputed regions pass on as `x`; `x` without such regions."""
+    """Operand of a recomputed region returned unchanged as `x`, through one or several regions.
+
+    `x` itself if no recomputed region returns `x` unchanged.
+    """
     maker = makers.get(x)
     while maker is not None and role_of(maker) is Role.CHECKPOINT:
         (region,) = maker.regions
