@@ -21,6 +21,9 @@ from partir_search.ir.verify import verify
 from partir_search.passes.parallel_iterations import with_parallel_iterations
 from partir_search.plan.report.data import report_data
 from partir_search.plan.report.summary import summary
+from partir_search.plan.rewrites import Rewrites
+from partir_search.planning.iteration_forms import iteration_forms
+from partir_search.planning.stage import Stage
 from partir_search.rules.registry import role_of
 from tests.support import (
     assert_same,
@@ -237,6 +240,18 @@ def test_the_form_is_chosen_recorded_and_replayed(tmp_path: pathlib.Path) -> Non
     assert (again.parallel_iterations, again.cost) == (8, plan.cost)
     replicated = decorated(mesh, schedule=()).plan(*args)
     assert replicated.cost.flops > 7 * plan.cost.flops
+
+
+@pytest.mark.parametrize(("is_short", "parts"), [(False, [1, 8]), (True, [1, 8, 4, 2])])
+def test_fewer_parts_are_formed_if_memory_is_short(is_short: bool, parts: list[int]) -> None:
+    stage = Stage(module_of(mapped, *ARGS), Rewrites(), ())
+    mesh = MeshShape(("data", "model"), (2, 4))
+    forms = [*iteration_forms(stage, mesh, None, lambda: is_short)]
+    assert [form.rewrites.parallel_iterations for form in forms] == parts
+    (again,) = iteration_forms(stage, mesh, 4, lambda: is_short)
+    assert again.rewrites.parallel_iterations == 4
+    alone = Stage(module_of(recurrent, *ARGS), Rewrites(), ())
+    assert [*iteration_forms(alone, mesh, None, lambda: is_short)] == [alone]
 
 
 @pytest.mark.devices

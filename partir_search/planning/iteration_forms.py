@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterator
 
 from partir_search.ir.core import Module, Op
 from partir_search.ir.mesh import MeshShape
@@ -18,21 +19,30 @@ FASTER = 1.1  # simulated seconds without parts over seconds in parts, at least:
 GAIN = 1.2  # seconds of known strategies over those of a plan that a search may find, at most
 
 
-def iteration_forms(stage: Stage, mesh: MeshShape, known: int | None) -> list[Stage]:
+def iteration_forms(
+    stage: Stage, mesh: MeshShape, known: int | None, is_short: Callable[[], bool]
+) -> Iterator[Stage]:
     """The program unchanged, with independent iterations in a part per device, and in fewer parts.
 
     Args:
       mesh: the user's mesh; the sizes of axes are the fewer parts.
       known: parts of a plan to replay, whose form is the only one; None for none.
+      is_short: False if no plan of the forms so far lacks memory: fewer parts, which need less,
+        are left out.
     """
     if known is not None:
-        return [_in_parts(stage, known) or stage]
-    most = _in_parts(stage, mesh.devices)
-    if most is None:
-        return [stage]
+        yield _in_parts(stage, known) or stage
+        return
+    yield stage
     sizes = sorted({n for n in mesh.device_sizes if 1 < n < mesh.devices}, reverse=True)
-    fewer = (_in_parts(stage, n) for n in sizes)
-    return [stage, most, *(form for form in fewer if form is not None)]
+    for parts in (mesh.devices, *sizes):
+        if parts < mesh.devices and not is_short():
+            return
+        found = _in_parts(stage, parts)
+        if found is not None:
+            yield found
+        elif parts == mesh.devices:
+            return
 
 
 def _in_parts(stage: Stage, parts: int) -> Stage | None:
@@ -51,12 +61,6 @@ def _in_parts(stage: Stage, parts: int) -> Stage | None:
     rewrites = dataclasses.replace(stage.rewrites, parallel_iterations=parts)
     found = stage.run("parallel_iterations", rewrite, rewrites)
     return None if found.module is stage.module else found
-
-
-def is_spare(stage: Stage, mesh: MeshShape, best: Plan) -> bool:
-    """True for fewer parts than devices, which need less memory, if `best` has enough."""
-    fewer = 1 < stage.rewrites.parallel_iterations < mesh.devices
-    return fewer and best.fits and not best.short_of_memory
 
 
 def rival_seconds(stage: Stage, best: Plan | None) -> float:

@@ -32,7 +32,7 @@ from partir_search.planning.checks.batch import warn_uneven
 from partir_search.planning.confirm.confirm import confirmed
 from partir_search.planning.contest import BEHIND, Contest, behind, rank
 from partir_search.planning.interruption import FarBehind
-from partir_search.planning.iteration_forms import is_spare, rival_seconds
+from partir_search.planning.iteration_forms import rival_seconds
 from partir_search.planning.known_strategies import known_actions
 from partir_search.planning.layer_forms import layer_forms
 from partir_search.planning.loop_queue import LoopQueue
@@ -177,6 +177,10 @@ class PlanPipeline:
           contest: plans made of other pipelines; None is returned if no form can win.
         """
         best: tuple[Plan, Traced] | None = None
+
+        def is_short() -> bool:
+            return best is None or not best[0].fits or best[0].short_of_memory
+
         loops = LoopQueue((spec.rewrites.loop,) if spec else self._options.loops)
         for loop in loops:
             begin = time.perf_counter()
@@ -187,9 +191,8 @@ class PlanPipeline:
             spent = time.perf_counter() - begin
             if not loops.is_new(traced.rewrites):
                 continue
-            for stage in program_forms(traced, spec.rewrites if spec else None, self._options):
-                if best is not None and is_spare(stage, self._options.shape, best[0]):
-                    continue
+            known = spec.rewrites if spec else None
+            for stage in program_forms(traced, known, self._options, is_short):
                 rival = rival_seconds(stage, best[0] if best else None)
                 plan = self._planned(call, traced, stage, spec, contest, rival)
                 if plan is None:

@@ -91,7 +91,7 @@ class PlanMaker:
         try:
             twice = traced.twice()
             stages = StagePlanner(self.options, lambda module: [], self.planners)
-            stage = program_forms(twice, spec.rewrites, self.options)[0]
+            stage = next(program_forms(twice, spec.rewrites, self.options))
             stage = dataclasses.replace(stage, module=without_ties(stage.module, spec.actions))
             return stages.replayed(stage, spec)[1].cost
         except (TypeError, ValueError):  # shapes that the function or the actions do not admit

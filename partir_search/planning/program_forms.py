@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 
 from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
@@ -27,7 +28,12 @@ def first_stage(traced: Traced, mesh: MeshShape) -> Stage:
     return stage.run("block_scans", lambda module: with_block_scans(module, mesh))
 
 
-def program_forms(traced: Traced, known: Rewrites | None, options: Options) -> list[Stage]:
+def program_forms(
+    traced: Traced,
+    known: Rewrites | None,
+    options: Options,
+    is_short: Callable[[], bool] = lambda: True,
+) -> Iterator[Stage]:
     """Forms of a program to plan: with and without iterations in parts, each attention as one op,
     and scans.
 
@@ -35,19 +41,17 @@ def program_forms(traced: Traced, known: Rewrites | None, options: Options) -> l
       traced: the traced program.
       known: rewrites of a plan to replay, whose form is the only one.
       options: options of `auto_partition`.
+      is_short: False if no plan of the forms so far lacks memory.
     """
     wanted = known.scan_layers if known else options.scan_layers
     parts = known.parallel_iterations if known else None
     first = first_stage(traced, options.shape)
-    forms = [first]
+    forms: Iterable[Stage] = [first]
     if not traced.rewrites.pipeline:
-        forms = iteration_forms(first, options.shape, parts)
-    return [
-        form
-        for stage in forms
-        for fused in attention_forms(stage, known, options)
-        for form in layer_forms(fused, wanted)
-    ]
+        forms = iteration_forms(first, options.shape, parts, is_short)
+    for stage in forms:
+        for fused in attention_forms(stage, known, options):
+            yield from layer_forms(fused, wanted)
 
 
 def attention_forms(plain: Stage, known: Rewrites | None, options: Options) -> list[Stage]:

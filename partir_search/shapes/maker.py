@@ -82,7 +82,7 @@ class ShapesPipeline(PlanPipeline):
         options = dataclasses.replace(chosen, shardings_like=base, schedule=tactics, cache=None)
         pipeline = PlanPipeline(self._fun, self._plain, self._name, options)
         pipeline._own = self._own
-        stage = program_forms(traced, base.rewrites, options)[0]
+        stage = next(program_forms(traced, base.rewrites, options))
         stage = pipeline.stage_planner(call, traced).stacked(stage, base.stacks)
         module = without_ties(stage.module, base.actions)
 

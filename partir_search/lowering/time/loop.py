@@ -33,6 +33,7 @@ from partir_search.lowering.time.part import PartWriter
 from partir_search.passes.fresh_names import name_apart
 from partir_search.rules.region_parts import with_constant
 from partir_search.rules.scans import scan_of
+from partir_search.rules.stacks import stacked_type
 
 SCOPE = "microbatches"  # of the ops around the loop
 NUMBER = TensorType((), np.dtype(np.int32), 4)
@@ -304,7 +305,7 @@ class _Writer:
             stacked.append((numbers, scope.part))
         finals = [Value(-1, v.type, v.name + "_final") for _, v, _ in carries]
         outs = [
-            Value(-1, _stack_of(scope.new[s.id].type, self.parts.count), f"{s.value.name}_parts")
+            Value(-1, stacked_type(scope.new[s.id].type, self.parts.count), f"{s.value.name}_parts")
             for s in stacks
         ]
         scan = scan_of(
@@ -353,7 +354,3 @@ def _accumulator(kind: TensorType) -> TensorType:
     if jnp.issubdtype(dtype, jnp.floating) and kind.itemsize < 4:
         return TensorType(kind.shape, np.dtype(np.float32), 4)
     return kind
-
-
-def _stack_of(kind: TensorType, count: int) -> TensorType:
-    return dataclasses.replace(kind, shape=(count, *kind.shape))

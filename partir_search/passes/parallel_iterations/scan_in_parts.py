@@ -33,6 +33,7 @@ from partir_search.rules.construct import (
     zero,
 )
 from partir_search.rules.scans import scan_of
+from partir_search.rules.stacks import stacked_type
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -164,7 +165,7 @@ class ScanInParts:
         body = Region((), tuple(self._found), (*totals, *made.rows))
         self._found = outside
         steps = self._length // self._count
-        rows = [self._new(v.name, _stack(v.type, steps)) for v in made.rows]
+        rows = [self._new(v.name, stacked_type(v.type, steps)) for v in made.rows]
         new = scan_of(
             whole,
             [(first[n], before[n]) for n in first],
@@ -247,7 +248,7 @@ class ScanInParts:
 
     def _zeros(self, x: Value) -> Value:
         """Zeros [t, ...] for a sum `x`."""
-        kind = _stack(x.type, self._count)
+        kind = stacked_type(x.type, self._count)
         return self._put(broadcast(zero(kind), kind.shape, ()), x.name)
 
     def _total(self, first: Value, terms: Sequence[Value]) -> Value:
@@ -268,7 +269,3 @@ def _swapped(x: Value) -> tuple[int, ...]:
 
 def _row(kind: TensorType) -> TensorType:
     return dataclasses.replace(kind, shape=kind.shape[1:])
-
-
-def _stack(kind: TensorType, length: int) -> TensorType:
-    return dataclasses.replace(kind, shape=(length, *kind.shape))

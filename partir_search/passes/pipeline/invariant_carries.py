@@ -15,6 +15,7 @@ from partir_search.ir.role import Role
 from partir_search.passes.pipeline.loop_parts import varying_of
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.registry import role_of
+from partir_search.rules.stacks import stacked_type
 
 
 def with_invariant_carries(loop: Op, ids: Iterator[int]) -> tuple[list[Op], Op]:
@@ -175,7 +176,7 @@ class _Layers:
                 chain.append(o.with_parts(operands, tuple(map(renamed, o.results)), o.regions))
         ends = [new.get(x, x) if isinstance(x, Value) else x for x in results]
         count = int(op.params["length"])
-        rows = [outside.value(_rows(x.type, count), f"{x.name}_rows") for x in carried]
+        rows = [outside.value(stacked_type(x.type, count), f"{x.name}_rows") for x in carried]
         finals = {r: outside.value(r.type, r.name) for r in (op.results[i] for i in gone)}
         operands = tuple([outside.operand(op.operands[n]) for n in order])
         apart = dataclasses.replace(
@@ -207,7 +208,3 @@ class _Layers:
     def _params(self, **changed: int) -> dict[str, object]:
         params = {k: v for k, v in self._op.params.items() if k != "linear"}
         return {**params, **changed}
-
-
-def _rows(kind: TensorType, count: int) -> TensorType:
-    return dataclasses.replace(kind, shape=(count, *kind.shape))

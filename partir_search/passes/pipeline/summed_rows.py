@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping
 
 from jax import lax
 
-from partir_search.ir.core import Module, Op, Operand, Region, TensorType, Value
+from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.from_jaxpr import FunctionReader
 from partir_search.ir.role import Role
 from partir_search.passes.roll.added import Added, added_carries
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.registry import role_of
+from partir_search.rules.stacks import stacked_type
 
 
 def with_summed_rows(module: Module, loop: Op, ids: Iterator[int]) -> Op:
@@ -103,7 +104,7 @@ def _stacked(scan: Op, summed: list[Added], ids: Iterator[int]) -> list[Op]:
         ops, row = _without(ops, argument, body.results[added.number])
         kind = final.type
         count = int(scan.params["length"])
-        stack = Value(next(ids), _rows(kind, count), f"{final.name}_rows")
+        stack = Value(next(ids), stacked_type(kind, count), f"{final.name}_rows")
         rows.append(row)
         stacks.append(stack)
         (op,), _ = FunctionReader(()).read(lambda x: [lax.reduce_sum(x, (0,))], (stack,))
@@ -146,7 +147,3 @@ def _reading(op: Op, renamed: Mapping[Operand, Operand]) -> Op:
         return op
     operands = [renamed.get(x, x) if isinstance(x, Value) else x for x in op.operands]
     return op.with_parts(tuple(operands), op.results, op.regions)
-
-
-def _rows(kind: TensorType, count: int) -> TensorType:
-    return dataclasses.replace(kind, shape=(count, *kind.shape))
