@@ -37,7 +37,7 @@ def partitioned(**options: Any) -> Any:
 def test_recorded_in_order() -> None:
     plan = partitioned().plan(X, W)
     names = [record.name for record in plan.passes]
-    rewrites = ["trace", "row_lookups", "early_lookups", "loop_broadcasts", "views"]
+    rewrites = ["trace", "unread", "row_lookups", "early_lookups", "loop_broadcasts", "views"]
     rewrites += ["group_arguments", "block_scans", "fold", "search", "unfold"]
     assert names == [*rewrites, "local", *SCHEDULING, "emit"]
     assert names == [name for name in PIPELINE if name in names]
@@ -69,6 +69,7 @@ def test_rewrites_are_passes() -> None:
     names = [record.name for record in again.passes]
     rewrites = [
         "trace",
+        "unread",
         "row_lookups",
         "early_lookups",
         "loop_broadcasts",
@@ -86,31 +87,32 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
     train = partitioned(dump_dir=tmp_path / "passes")
     plan = train.plan(X, W)
     files = sorted(p.name for p in (tmp_path / "passes").iterdir())
-    last = 19 + len(SCHEDULING)
+    last = 20 + len(SCHEDULING)
     assert files == [
         "00_trace.ir",
-        "01_row_lookups.ir",
-        "02_early_lookups.ir",
-        "05_loop_broadcasts.ir",
-        "06_views.ir",
-        "07_group_arguments.ir",
-        "08_block_scans.ir",
-        "15_fold.ir",
-        "16_search.ir",
-        "17_unfold.ir",
-        "18_local.ir",
-        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 19)),
+        "01_unread.ir",
+        "02_row_lookups.ir",
+        "03_early_lookups.ir",
+        "06_loop_broadcasts.ir",
+        "07_views.ir",
+        "08_group_arguments.ir",
+        "09_block_scans.ir",
+        "16_fold.ir",
+        "17_search.ir",
+        "18_unfold.ir",
+        "19_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 20)),
         f"{last}_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
-    assert read["17_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["18_unfold.ir"] == plan.ir(full=True) + "\n"
     assert read[f"{last - 1}_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
     assert "shard_map" in read[f"{last}_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
-    assert (tmp_path / "passes" / other.fingerprint / "18_local.ir").exists()
+    assert (tmp_path / "passes" / other.fingerprint / "19_local.ir").exists()
 
 
 def test_dumps_of_other_static_values(tmp_path: pathlib.Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from partir_search.ir.composite import Body
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.role import Role
-from partir_search.passes.constants_of_regions import without_unread
 from partir_search.passes.rewriter import Rewriter
+from partir_search.passes.unread import without_unread
 from partir_search.rules.registry import RuleTable, role_of
 
 

@@ -118,6 +118,25 @@ def scan_remat(
     return ScanRemat(at, tuple(sorted(users)), tuple(dropped), recomputed, stacked, kept)
 
 
+def copied_ops(module: Module, uses: DefUse, remat: ScanRemat, user: int) -> tuple[int, ...]:
+    """Positions, in the scan's region, of the ops that a backward scan runs again.
+
+    Ops for residuals that only other backward scans read are none of them.
+
+    Args:
+      uses: of the module.
+      user: position of the backward scan in the module's body.
+    """
+    scan, backward = module.body.ops[remat.position], module.body.ops[user]
+    region, inner = scan.regions[0], backward.regions[0]
+    returned = {x for x in inner.results if isinstance(x, Value)}
+    pairs = zip(backward.operands, inner.args, strict=True)
+    read = {x for x, arg in pairs if uses.users[arg.id] or arg in returned}
+    results = [k for k in remat.dropped if scan.results[k] in read]
+    saved = (v for v in remat.stacked if uses.makers[v] is not None)
+    return _slice(region, uses, results, {a.id for a in region.args}.union(saved))[0]
+
+
 def _slice(
     region: Region, uses: DefUse, results: Sequence[int], given: Container[int]
 ) -> tuple[tuple[int, ...], set[int]]:

@@ -17,7 +17,7 @@ from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.core import Module, Op, Value
 from partir_search.passes.remat import Range, forward_length
 from partir_search.passes.remat_copies import MOVED
-from partir_search.passes.remat_scan import ScanRemat, scan_remat
+from partir_search.passes.remat_scan import ScanRemat, copied_ops, scan_remat
 from partir_search.plan.planned import Planned
 from partir_search.planning.segment_effects import Effect, Stay, seconds_before
 from partir_search.planning.stack_moves import copied_results, kernels_reading, slower_reads
@@ -110,12 +110,13 @@ class ScanEffects:
             spent, read = dict.fromkeys(r.ops, 0.0), dict[int, int]()
             region = ops[r.position].regions[0]
             for user in r.users:
+                again_here = copied_ops(self.module, self._uses, r, user)
                 copies = others[user].regions[0].ops[inside[user] :]
-                for at, copied in zip(r.ops, copies, strict=False):
+                for at, copied in zip(again_here, copies, strict=False):
                     spent[at] += _seconds(copied, again)
                     for v, copy in zip(region.ops[at].results, copied.results, strict=True):
                         read[v.id] = read.get(v.id, 0) + readers.get(copy.id, 0)
-                inside[user] += len(r.ops)
+                inside[user] += len(again_here)
             self._seconds[r.position] = spent
             saved += sum(spent.values())
             made = buffers.inner[r.position][0].materialized.made

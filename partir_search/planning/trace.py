@@ -22,11 +22,13 @@ from partir_search.ir.reading.manual import RegionAxes
 from partir_search.passes.early_lookups import with_early_lookups
 from partir_search.passes.loop_broadcasts import with_broadcasts_inside
 from partir_search.passes.row_lookups import with_row_lookups
+from partir_search.passes.unread import without_unread
 from partir_search.passes.views import with_views
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.rewrites import Rewrites
 from partir_search.planning.stage import print_module, recorded
 from partir_search.rules import RULES
+from partir_search.rules.registry import RuleTable
 from partir_search.rules.unruled import UNRULED
 
 
@@ -255,6 +257,7 @@ def read_call(
     weak = tuple(bool(getattr(x, "weak_type", False)) for _, x in out_leaves)
     _forget(jitted)
     found = Traced(module, in_tree, jax.tree.structure(out_info), donated, weak, (record,))
+    found = found.run("unread", lambda module: without_unread(module, RuleTable()))
     return found.run("row_lookups", with_row_lookups).run("early_lookups", with_early_lookups)
 
 
@@ -337,21 +340,18 @@ def find_ties(call: Call, out_info: Any, donated: Sequence[bool]) -> list[tuple[
     if isinstance(out_info, Returned):
         ties, out_info = _changed(call, out_info), out_info.out
     changed = {i for i, _ in ties}
-    outputs: list[tuple[Any, list[Any], int]] = []
     all_leaves, tree = jax.tree.flatten(out_info)
-    outputs.append((tree, all_leaves, 0))
+    outputs: list[tuple[Any, list[Any], int]] = [(tree, all_leaves, 0)]
+    entries: Sequence[Any] = ()
     if isinstance(out_info, tuple | list):
-        at = 0
-        for entry in out_info:
-            leaves, tree = jax.tree.flatten(entry)
-            outputs.append((tree, leaves, at))
-            at += len(leaves)
+        entries = out_info
     elif isinstance(out_info, dict):
-        at = 0
-        for key in sorted(out_info):
-            leaves, tree = jax.tree.flatten(out_info[key])
-            outputs.append((tree, leaves, at))
-            at += len(leaves)
+        entries = [out_info[key] for key in sorted(out_info)]
+    at = 0
+    for entry in entries:
+        leaves, tree = jax.tree.flatten(entry)
+        outputs.append((tree, leaves, at))
+        at += len(leaves)
     used: set[int] = set()
     first = 0
     for entry in (*call.args, *(call.kwargs[k] for k in sorted(call.kwargs))):

@@ -168,7 +168,7 @@ def test_layers_written_out_are_planned() -> None:
     step = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule)(jax.jit(entry.step))
     plan = step.plan(*entry.abstract_args(8))
     names = [r.name for r in plan.passes]
-    assert names[:3] == ["trace", "row_lookups", "early_lookups"]
+    assert names[:4] == ["trace", "unread", "row_lookups", "early_lookups"]
     assert names[3:6] == ["scan_layers", "microbatches", "pipeline"]
     moves = [c.times for c in plan.collectives if c.kind == "collective_permute"]
     assert moves == [3, 4, 4, 3]

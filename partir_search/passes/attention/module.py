@@ -16,8 +16,9 @@ from partir_search.passes.attention.groups import (
 from partir_search.passes.attention.mask import is_causal
 from partir_search.passes.attention.phases import Phase, split_phases
 from partir_search.passes.attention.softmax_sums import find_online, find_sums
-from partir_search.passes.constants_of_regions import values_outside, without_unread
+from partir_search.passes.constants_of_regions import values_outside
 from partir_search.passes.rewriter import Rewriter
+from partir_search.passes.unread import without_unread
 from partir_search.rules.attention import BACKWARD, FORWARD
 from partir_search.rules.registry import RuleTable, rule_key
 
