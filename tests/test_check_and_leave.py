@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import partir_search as ps
 from models.catalog import MODELS
+from partir_search.calling.executables import Executables
 
 pytestmark = pytest.mark.devices
 
@@ -42,6 +44,36 @@ def test_check_agrees(mesh: jax.sharding.Mesh) -> None:
     small = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     with pytest.warns(UserWarning, match="what still holds of it is applied"):
         assert plan.check(step, small, small, key).ok
+
+
+def test_check_has_the_state_of_the_plan(
+    mesh: jax.sharding.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay with other pairs of argument and result propagates otherwise, and may fail."""
+    replayed: list[Any] = []
+
+    class Watched(Executables):
+        def entry(self, *call: Any) -> Any:
+            replayed.append(super().entry(*call))
+            return replayed[-1]
+
+    x = jnp.ones((8, 16))
+    options: dict[str, Any] = {"machine": "tpu_v5e", "episodes": 20, "progress": False}
+    donating = ps.auto_partition(mesh, **options, donate_argnums=0)(lambda w, x: w - x.T @ x)
+    model = nnx.Linear(16, 16, rngs=nnx.Rngs(0))
+
+    @ps.auto_partition(mesh, **options)
+    def moved(model: Any, x: Any) -> Any:
+        model.kernel[...] = model.kernel[...] - x.T @ x
+        return model(x)
+
+    steps: list[Any] = [donating, moved]
+    for step, state in zip(steps, (jnp.ones((16, 16)), model), strict=True):
+        plan = step.plan(state, x)
+        with monkeypatch.context() as patch:
+            patch.setattr("partir_search.calling.partitioned.Executables", Watched)
+            assert step.check(state, x).ok
+        assert replayed[-1].plan.module.ties == plan.module.ties != ()
 
 
 @ps.with_rule("a b -> a b")

@@ -72,8 +72,7 @@ def test_left_out(fn: Callable[..., Any], tiles: Any) -> None:
     assert without_unread(new, RuleTable()) is new
     if fn is unread_elements:
         first, second = of(new, "scan")
-        assert len(first.results) == 2 and len(first.operands) == 2
-        assert len(second.operands) == 2
+        assert len(first.results) == len(first.operands) == len(second.operands) == 2
         assert not any(op.prim == "mul" for op in new.ops)
     else:
         assert len(of(new, "cond")[0].results) == 1
@@ -106,7 +105,8 @@ def test_recomputed_ops_of_each_backward_scan() -> None:
     module = without_unread(module_of(two_losses, X, WS), RuleTable())
     segments = find_segments(module)
     ((_, remat),) = find_scans(module, segments).items()
-    assert remat is not None and len(remat.users) == 2
+    assert remat is not None
+    assert len(remat.users) == 2
     again, uses = rematerialize(module, segments), def_use(module)
     region = module.body.ops[remat.position].regions[0]
     copied = [copied_ops(module, uses, remat, user) for user in remat.users]

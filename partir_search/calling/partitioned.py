@@ -237,26 +237,26 @@ class AutoPartitioned(Unpickled, Generic[P, R]):
           **kwargs: keyword arguments of the step.
         """
         saved = spec_of(self.plan(*args, **kwargs) if plan is None else plan)
+        form, name = self._form(args, kwargs), self.__name__
         options = check_options(self._options, saved)
-        form = self._form(args, kwargs)
-        other = AutoPartitioned(form.fun, options, form.static, ((), ()))
-
-        def with_statics(fun: Any) -> Any:
-            def run(*dynamic: Any, **named: Any) -> Any:
-                given, every = form.call.filled(form.args, form.kwargs, dynamic, named)
-                return fun(*given, **every)
-
-            return run
+        executables = Executables(form.fun, form.plain, name, options)
 
         def plain(*dynamic: Any, **named: Any) -> Any:
+            given, every = form.call.filled(form.args, form.kwargs, dynamic, named)
             with plain_calls():
-                return with_statics(form.plain)(*dynamic, **named)
+                return form.plain(*given, **every)
 
         def partitioned(*dynamic: Any, **named: Any) -> Any:
-            plan, step = with_statics(other.plan)(*dynamic, **named), with_statics(other)
-            if not plan.module.staged.groups:
+            given, every = form.call.filled(form.args, form.kwargs, dynamic, named)
+            call = dataclasses.replace(form.call, args=dynamic, kwargs=named)
+            entry = executables.entry(call, given, every)
+
+            def step(*dynamic: Any, **named: Any) -> Any:
+                return entry.run(jax.tree.leaves((dynamic, named)))
+
+            if not entry.plan.module.staged.groups:
                 return step(*dynamic, **named)
-            return plan.staged_call(step, dynamic, named)
+            return entry.plan.staged_call(step, dynamic, named)
 
         return compared(partitioned, plain, concrete(form.call.args), concrete(form.call.kwargs))
 
