@@ -35,6 +35,7 @@ def scatters_into_totals(row_sums: Mapping[int, RowSum], body: LocalRegion) -> I
     """
     skipped: set[int] = set()
     sums: dict[int, tuple[LocalOp, LocalValue]] = {}
+    sums_before = {*body.args, *(out for x in body.steps for out in x.outs)}
     added = [x for x in body.steps if isinstance(x, LocalOp) and x.op.id in row_sums]
     for addition in added:
         row_sum = row_sums[addition.op.id]
@@ -42,7 +43,7 @@ def scatters_into_totals(row_sums: Mapping[int, RowSum], body: LocalRegion) -> I
         totals = [
             x
             for x in addition.ins
-            if isinstance(x, LocalValue) and x in body.args and x.value.id == row_sum.total
+            if isinstance(x, LocalValue) and x in sums_before and x.value.id == row_sum.total
         ]
         chain = [*way, addition]
         joined = all(x.outs[0] in y.ins for x, y in itertools.pairwise(chain))

@@ -30,6 +30,7 @@ from partir_search.lowering.time.loop import looped_in_time
 from partir_search.messages.renamed import renamed_option
 from partir_search.messages.validators import whole_number
 from partir_search.messages.wording import multiples, shown
+from partir_search.passes.joined_totals import with_joined_totals
 from partir_search.passes.late_casts import with_late_casts
 from partir_search.planning.trace import Traced, read_call, split_call
 from partir_search.propagation.data_arguments import data_arguments, is_key
@@ -94,7 +95,8 @@ def _cut(module: Module, count: int) -> InTime:
             state.tile(cls, 0, (0,))
     partition = state.partition()
     cut = cut_in_time(localize(partition), 0, _data_alone(module, partition))
-    return InTime(looped_in_time(cut, (*RULES, *UNRULED)), partition, cut)
+    looped = looped_in_time(cut, (*RULES, *UNRULED))
+    return InTime(with_joined_totals(looped), partition, cut)
 
 
 def with_microbatches(traced: Traced, count: int) -> Traced:

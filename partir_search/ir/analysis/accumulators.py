@@ -1,9 +1,9 @@
 """Accumulators: carries of a loop over microbatches with zeros at first, and sums later.
 
 A partial sum of devices may stay unfinished in an accumulator over the whole loop, to be
-finished once, after the loop, and over a further loop that goes on with the sum. An inner loop over
-layers may carry the accumulator on, and add to it in each layer. A sum may also leave an inner loop
-unfinished, as a row for each layer.
+finished once, after the loop, and over a further loop that goes on with the sum. An iteration may
+add several values, one after the other. An inner loop over layers may carry the accumulator on, and
+add to it in each layer. A sum may also leave an inner loop unfinished, as a row for each layer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Accumulator:
 
     Attributes:
       arguments: ids of arguments of the region, and of inner loops' regions: the sum before.
-      added: id of the value added.
-      totals: ids of results of the regions: the new sum.
+      added: id of the value added, by id of the adding op, in order.
+      totals: ids of the sums after each addition, and of results of the regions: the new sum.
       finals: ids of the loop's results: the sum of all.
       start: id of the sum of an earlier loop that the loop begins with; None for zeros.
     """
 
     arguments: tuple[int, ...]
-    added: int
+    added: Mapping[int, int]
     totals: tuple[int, ...]
     finals: tuple[int, ...]
     start: int | None = None
@@ -41,7 +41,7 @@ class Accumulator:
 def find_accumulators(
     module: Module, rules: Sequence[OpRule], uses: DefUse, zeros: frozenset[int]
 ) -> Mapping[int, Accumulator]:
-    """Accumulators by id of the adding op.
+    """Accumulators by id of each adding op.
 
     Args:
       rules: per op id.
@@ -51,8 +51,8 @@ def find_accumulators(
     sums: set[int] = set()
     for op in module.ops:
         if op.regions and rules[op.id].data_flow.accumulates:
-            for at, accumulator in _in_loop(op, rules, uses, zeros, sums):
-                found[at] = accumulator
+            for accumulator in _in_loop(op, rules, uses, zeros, sums):
+                found |= dict.fromkeys(accumulator.added, accumulator)
                 sums.update(accumulator.finals)
     return found
 
@@ -63,7 +63,7 @@ def _in_loop(
     uses: DefUse,
     zeros: frozenset[int],
     sums: Set[int],
-) -> Iterator[tuple[int, Accumulator]]:
+) -> Iterator[Accumulator]:
     edges = rules[op.id].data_flow
     starts = {(e.region, e.argument): op.operands[e.operand] for e in edges.inputs}
     for edge in edges.carries:
@@ -80,46 +80,51 @@ def _in_loop(
                 if op.regions[e.region].args[e.argument] is argument
             ]
             begun = start.id if follows and isinstance(start, Value) else None
-            yield way[0].id, dataclasses.replace(way[1], finals=tuple(finals), start=begun)
+            yield dataclasses.replace(way, finals=tuple(finals), start=begun)
 
 
-def _way(
-    op: Op, edge: CarryEdge, rules: Sequence[OpRule], uses: DefUse
-) -> tuple[Op, Accumulator] | None:
-    """The op that adds to a carry of a loop, or of loops inside of it, and the carry.
+def _way(op: Op, edge: CarryEdge, rules: Sequence[OpRule], uses: DefUse) -> Accumulator | None:
+    """The carry of a loop to which the loop, or loops inside of it, add values.
 
-    None if a further op reads the sum before, the value added or the new sum.
+    None if a further op reads a sum, or a value added.
     """
     argument = op.regions[edge.next_region].args[edge.argument]
     total = op.regions[edge.region].results[edge.region_result]
-    maker = uses.makers[total.id] if isinstance(total, Value) else None
-    if maker is None or not isinstance(total, Value):
-        return None
-    if uses.counts[argument.id] != 1 or uses.users[total.id]:
-        return None
-    if not maker.regions:
-        others = _added_to(argument, maker, rules[maker.id])
-        if len(others) != 1 or uses.counts[others[0].id] != 1:
+    arguments, added, totals = [argument.id], dict[int, int](), list[int]()
+    x = argument
+    while x is not total:
+        if uses.counts[x.id] != 1 or len(uses.users[x.id]) != 1:
             return None
-        return maker, Accumulator((argument.id,), others[0].id, (total.id,), ())
-    edges = rules[maker.id].data_flow
-    inner = _carried(maker, edges, argument, total)
-    found = None if inner is None else _way(maker, inner, rules, uses)
-    if found is None:
+        (reader,) = uses.users[x.id]
+        if reader.regions:
+            inner = _carried(reader, rules[reader.id].data_flow, x)
+            found = None if inner is None else _way(reader, inner[0], rules, uses)
+            if inner is None or found is None:
+                return None
+            arguments += found.arguments
+            added |= found.added
+            totals += found.totals
+            x = inner[1]
+        else:
+            others = _added_to(x, reader, rules[reader.id])
+            if len(others) != 1 or uses.counts[others[0].id] != 1:
+                return None
+            added[reader.id] = others[0].id
+            (x,) = reader.results
+        totals.append(x.id)
+    if uses.counts[total.id] != 1 or not added:
         return None
-    add, way = found
-    arguments, totals = (argument.id, *way.arguments), (total.id, *way.totals)
-    return add, dataclasses.replace(way, arguments=arguments, totals=totals)
+    return Accumulator(tuple(arguments), added, tuple(totals), ())
 
 
-def _carried(op: Op, edges: DataFlowEdges, first: Value, last: Value) -> CarryEdge | None:
-    """Carry of a loop with operand `first` before the loop and result `last` after it."""
+def _carried(op: Op, edges: DataFlowEdges, first: Value) -> tuple[CarryEdge, Value] | None:
+    """Carry of a loop with operand `first` before the loop, and the loop's result after it."""
     starts = {(e.region, e.argument): op.operands[e.operand] for e in edges.inputs}
     finals = {(e.region, e.argument): op.results[e.op_result] for e in edges.finals}
     for edge in edges.carries:
         place = edge.next_region, edge.argument
-        if starts.get(place) is first and finals.get(place) is last:
-            return edge
+        if starts.get(place) is first and place in finals:
+            return edge, finals[place]
     return None
 
 
@@ -156,7 +161,7 @@ def added_paths(
     """Ways to the values added to accumulators, through values used once."""
     widening: set[int] = set()
     leaving: dict[int, int] = {}
-    todo = [a.added for a in accumulators.values()]
+    todo = list({v for a in accumulators.values() for v in a.added.values()})
     while todo:
         value = todo.pop()
         maker = uses.makers[value]

@@ -10,8 +10,9 @@ A finished scalar between partial ones joins their sum, on the first device alon
 over tiled and replicated leaves is reduced once on each axis, in any order of the leaves.
 
 Sums added to an accumulator that the axis does not tile stay partial over the whole loop, in the
-loops over layers inside of it too, and are finished at its result. If the only reader loops over
-the axis, they are scattered to the reader instead of reduced and sliced.
+loops over layers inside of it too, and are finished at its result. Of several values added in an
+iteration, finished ones join the sum on the first device. If the only reader loops over the axis,
+the sums are scattered to the reader instead of reduced and sliced.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import dataclasses
 import heapq
 from array import array
 
+from partir_search.ir.analysis.accumulators import Accumulator
 from partir_search.ir.analysis.module_analysis import ModuleAnalysis
 from partir_search.ir.analysis.reductions import ReductionSite, joining_scalars, passing_group
 from partir_search.ir.core import Module, Op
@@ -76,6 +78,11 @@ def defer_reductions(
     ]
     waiting = set(queue)
 
+    def visit(op: int) -> None:
+        if op >= 0 and op not in waiting:
+            waiting.add(op)
+            heapq.heappush(queue, op)
+
     def record(results: tuple[int, ...], deferral: _Deferral) -> None:
         for r in results:
             deferrals[r] = deferral
@@ -83,10 +90,10 @@ def defer_reductions(
             if out is not None and tiles[r] < 0 and tiles[out] < 0:
                 outside = (*deferral.partial_at_rest, r)
                 record((out,), dataclasses.replace(deferral, partial_at_rest=outside))
-            user = consumer[r]
-            if user >= 0 and user not in waiting:
-                waiting.add(user)
-                heapq.heappush(queue, user)
+            visit(consumer[r])
+
+    def is_partial(v: int) -> bool:
+        return v in deferrals and (tiles[v] != REPLICATED or v in finals)
 
     def rest(deferral: _Deferral) -> None:
         """Leaves the values of a deferral partial."""
@@ -101,34 +108,44 @@ def defer_reductions(
             joining.update(each.joining)
             todo += each.earlier
 
+    def accumulate(kept: Accumulator) -> None:
+        """Leaves the sums of an accumulator partial, if all values added can be."""
+        partial = {op: v for op, v in kept.added.items() if is_partial(v)}
+        sums = all(deferrals[v].monoid == "sum" for v in partial.values())
+        finished = [v for v in kept.added.values() if v not in partial.values()]
+        whole = all(tiles[v] < 0 for v in (*kept.arguments, *finished))
+        begun = kept.start is None or kept.start in deferrals
+        if not (partial and sums and whole and begun) or any(loops[op] >= 0 for op in kept.added):
+            return
+        for v in partial.values():
+            rest(deferrals[v])
+        held = (*kept.arguments, *partial.values(), *kept.totals)
+        partial_at_rest.update(dict.fromkeys(held, "sum"))
+        joining.update(op for op in kept.added if op not in partial)
+        if kept.start is not None:
+            rest(deferrals[kept.start])
+            partial_at_rest[kept.start] = "sum"
+        finals.update(kept.finals)
+        record(kept.finals, _STARTED["sum"])
+
     while queue:
         site = analysis.site(heapq.heappop(queue))
         f = loops[site.op.id]
         if f >= 0 and site.reduces and site.rule.reducers[f] in DEFERRABLE:
             record(site.results, _STARTED[site.rule.reducers[f]])
             continue
-        partial = tuple(
-            [v for v in site.single if v in deferrals and (tiles[v] != REPLICATED or v in finals)]
-        )
+        kept = analysis.accumulators.get(site.op.id)
+        if kept is not None:
+            if site.op.id == max(kept.added):
+                accumulate(kept)
+            else:
+                visit(max(kept.added))
+            continue
+        partial = tuple([v for v in site.single if is_partial(v)])
         if not partial:
             continue
         monoid = deferrals[partial[0]].monoid
         if len(partial) > 1 and any(deferrals[v].monoid != monoid for v in partial):
-            continue
-        kept = analysis.accumulators.get(site.op.id)
-        if kept is not None:
-            begun = kept.start is None or kept.start in deferrals
-            whole = all(tiles[v] < 0 for v in kept.arguments)
-            if f < 0 and monoid == "sum" and whole and begun:
-                rest(deferrals[kept.added])
-                partial_at_rest |= dict.fromkeys(
-                    (*kept.arguments, kept.added, *kept.totals), monoid
-                )
-                if kept.start is not None:
-                    rest(deferrals[kept.start])
-                    partial_at_rest[kept.start] = monoid
-                finals.update(kept.finals)
-                record(kept.finals, _STARTED[monoid])
             continue
         growth = _growth(analysis, site, monoid, partial)
         widens = site.op.id in analysis.widening

@@ -25,7 +25,7 @@ class RowSum:
     Attributes:
       scatter: op adding rows to zeros.
       casts: ops between the scatter and the addition, in order.
-      total: id of the carry.
+      total: id of the sum before.
     """
 
     scatter: Op
@@ -53,7 +53,8 @@ def find_row_sums(
         if rules[addition].role is not Role.ADDITION:
             continue
         casts: list[Op] = []
-        made = uses.makers[accumulator.added]
+        rows = accumulator.added[addition]
+        made = uses.makers[rows]
         while made is not None and rules[made.id].role is Role.CAST:
             casts.append(made)
             (source,) = made.operands
@@ -62,7 +63,8 @@ def find_row_sums(
                 break
             made = uses.makers[source.id]
         if made is not None and adds_to_zeros(made, rules[made.id], zeros):
-            found[addition] = RowSum(made, tuple(reversed(casts)), accumulator.arguments[-1])
+            (total,) = (v for v in uses.around(addition)[:2] if v != rows)
+            found[addition] = RowSum(made, tuple(reversed(casts)), total)
     return found
 
 

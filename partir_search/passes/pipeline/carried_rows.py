@@ -26,7 +26,7 @@ from jax import lax
 from partir_search.ir.core import Op, Operand, Region, TensorType, Value
 from partir_search.ir.from_jaxpr import FunctionReader
 from partir_search.passes.pipeline.layers import Layers
-from partir_search.passes.pipeline.loop_parts import residuals_of, total_of, varying_of
+from partir_search.passes.pipeline.loop_parts import residuals_of, sums_of, totals_of, varying_of
 from partir_search.rules.scans import scan_of
 
 Pairs = Sequence[tuple[Layers, Layers]]
@@ -77,8 +77,8 @@ class _Finder:
     def __init__(self, loop: Op, pairs: Pairs) -> None:
         (self._body,) = loop.regions
         first = int(loop.params["num_consts"])
-        totals = self._body.args[first : first + int(loop.params["num_carry"])]
-        self._totals = list(zip(totals, self._body.results, strict=False))
+        self._carries = self._body.args[first : first + int(loop.params["num_carry"])]
+        self._sums = sums_of(self._body, self._carries)
         self._varying = varying_of(self._body, {v.id for v in self._body.args[first:]})
         scans = [layers.op for pair in pairs for layers in pair]
         self._behind = varying_of(self._body, {r.id for op in scans for r in op.results})
@@ -90,7 +90,7 @@ class _Finder:
 
     def of_backward(self, forward: Layers, backward: Layers) -> Rows:
         """Rows of backward layers; stacks added to a total stay."""
-        totals = (total_of(a, x, {}, backward, self._body) for a, x in self._totals)
+        totals = totals_of(self._body, self._carries, {}, backward, self._sums)
         added = {total.stack for total in totals}
         stacks = [x for j, x in enumerate(backward.stacks) if j not in added]
         rows = self._rows(backward, self._read(stacks, ()), residuals_of(forward, backward))
@@ -100,7 +100,9 @@ class _Finder:
         found = {
             x: None
             for op in self._body.ops
-            if op is not backward.op and any(r.id in after for r in op.results)
+            if op is not backward.op
+            and any(r.id in after for r in op.results)
+            and not any(r in self._sums for r in op.results)
             for _, x in op.inputs()
             if x.id in self._behind - after and x not in forward.stacks
         }

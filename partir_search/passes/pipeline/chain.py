@@ -160,7 +160,7 @@ class Chain:
         if self._ticks.waits and count - 1 in loop.runs:
             changed.add("ends")
         own = [i for i, k in enumerate(parts.adders) if self._adds(i, k, backward, loop.weights)]
-        own += [i for j in loop.segments for i in parts.totals_in(j)]
+        own += dict.fromkeys(i for j in loop.segments for i, _ in parts.terms_in(j))
 
         def tick(moving: State, row: Mapping[str, Any]) -> tuple[State, dict[int, list[Any]]]:
             now = {**state, **moving}
@@ -238,17 +238,17 @@ class Chain:
         entering: list[Operand] = []
         if segment < parts.last:
             entering = [*parts.runs[segment][1].carry, *parts.travelling[segment]]
-        mine, loop = parts.totals_in(segment), parts.stacks[0]
-        news = [x for i in mine for x in summands(loop.totals[i], self._values, valid)]
+        mine, loop = parts.terms_in(segment), parts.stacks[0]
+        news = [x for _, term in mine for x in summands(term, self._values, valid)]
         rows = [loop.rows[i] for i in parts.rows_in(segment)]
-        known |= {loop.totals[i].argument: sums[i] for i in mine}
+        known |= {loop.totals[i].argument: sums[i] for i, _ in mine}
         found = iter(self._values.compute([*entering, *news, *rows], known))
         enter = [next(found) for _ in entering]
         if valid is not None and self._ticks.kind(segment) == BACKWARD and entering:
             cotangents = len(parts.runs[segment][1].carry)
             enter[:cotangents] = [masked(x, valid) for x in enter[:cotangents]]
-        for i in mine:
-            sums[i] = with_summands(loop.totals[i], self._values, valid, sums[i], found)
+        for i, term in mine:
+            sums[i] = with_summands(term, self._values, valid, sums[i], found)
         return enter, list(found)
 
     def _run(

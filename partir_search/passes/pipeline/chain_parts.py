@@ -17,9 +17,12 @@ from partir_search.passes.pipeline.loop_parts import (
     LoopParts,
     NoPipeline,
     Part,
+    Sums,
+    Term,
     named,
     residuals_of,
-    total_of,
+    sums_of,
+    totals_of,
     varying_of,
 )
 from partir_search.passes.pipeline.travelling import travelling
@@ -53,10 +56,14 @@ class ChainParts:
         """Segment of the maker of a value; arguments are known in the first."""
         return self.segment_of.get(x.id, 0) if isinstance(x, Value) else 0
 
-    def totals_in(self, segment: int) -> list[int]:
-        """Positions of the loop's carries changed in a segment, those of layers left out."""
-        totals = [i for i, k in enumerate(self.adders) if k is None]
-        return [i for i in totals if self.segment(self.stacks[0].totals[i].new) == segment]
+    def terms_in(self, segment: int) -> list[tuple[int, Term]]:
+        """Positions of the loop's carries changed in a segment, and terms; none of layers."""
+        return [
+            (i, term)
+            for i, (k, total) in enumerate(zip(self.adders, self.stacks[0].totals, strict=True))
+            for term in total.terms
+            if k is None and self.segment(term.x) == segment
+        ]
 
     def rows_in(self, segment: int) -> list[int]:
         """Positions of the loop's rows by microbatch that are known in a segment."""
@@ -87,18 +94,16 @@ def chain_parts(loop: Op, pairs: Sequence[tuple[Layers, Layers]]) -> ChainParts:
         [(k, pairs[k][0]) for k in range(count)]
         + [(k, pairs[k][1]) for k in reversed(range(count))]
     )
-    segment_of = _segments(body, runs)
-    part_of = {v: Part.HEAD if segment <= count else Part.EXIT for v, segment in segment_of.items()}
     first = int(loop.params["num_consts"])
     arguments = body.args[first : first + int(loop.params["num_carry"])]
+    sums = sums_of(body, arguments)
+    segment_of = _segments(body, runs, sums)
+    part_of = {v: Part.HEAD if segment <= count else Part.EXIT for v, segment in segment_of.items()}
     varying = varying_of(body, {v.id for v in body.args[first:]})
     stacks = list[LoopParts]()
     adders: list[int | None] = [None] * len(arguments)
     for k, (forward, back) in enumerate(pairs):
-        totals = tuple(
-            total_of(argument, new, part_of, back, body)
-            for argument, new in zip(arguments, body.results, strict=False)
-        )
+        totals = totals_of(body, arguments, part_of, back, sums)
         for i, total in enumerate(totals):
             if total.stack is not None:
                 adders[i] = k
@@ -111,8 +116,8 @@ def chain_parts(loop: Op, pairs: Sequence[tuple[Layers, Layers]]) -> ChainParts:
     return found
 
 
-def _segments(body: Region, runs: Sequence[tuple[int, Layers]]) -> dict[int, int]:
-    """Segment by id of each value made after the first run began."""
+def _segments(body: Region, runs: Sequence[tuple[int, Layers]], sums: Sums) -> dict[int, int]:
+    """Segment by id of each value made after the first run began, without sums of carries."""
     run_of = {id(layers.op): j for j, (_, layers) in enumerate(runs)}
     found: dict[int, int] = {}
     for op in body.ops:
@@ -123,7 +128,7 @@ def _segments(body: Region, runs: Sequence[tuple[int, Layers]]) -> dict[int, int
             if read > run_of[id(op)]:
                 raise NoPipeline(f"the layers at {named(op)} read results of later layers")
             read = run_of[id(op)] + 1
-        if read:
+        if read and not any(r in sums for r in op.results):
             found.update(dict.fromkeys((r.id for r in op.results), read))
     return found
 

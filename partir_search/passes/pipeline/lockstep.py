@@ -175,10 +175,13 @@ class Lockstep:
         """Positions of the loop's carries that a phase changes."""
         made = {part for part in (Part.HEAD, Part.EXIT) if part.value in rows.arrays}
         at_once, later = self._stacks_by_kind()
-        stacks = [*(at_once if BACKWARD in phase.kinds else ())]
+        stacks: list[int | None] = [*(at_once if BACKWARD in phase.kinds else ())]
         stacks += later if WEIGHTS in phase.kinds else ()
-        totals = enumerate(self.parts.totals)
-        return [i for i, t in totals if (t.part in made if t.stack is None else t.stack in stacks)]
+        return [
+            i
+            for i, t in enumerate(self.parts.totals)
+            if t.stack in stacks or any(t.terms_in(part) for part in made)
+        ]
 
     def _stacks_by_kind(self) -> tuple[Sequence[int], Sequence[int]]:
         """Positions of the backward stacks of B and of W."""
@@ -339,14 +342,14 @@ class Lockstep:
           The values `wanted`, zeros without a microbatch, and the rows of the loop's results.
         """
         totals, parts = list(state["totals"]), self.parts
-        mine = [i for i, t in enumerate(parts.totals) if t.stack is None and t.part is part]
-        news = [x for i in mine for x in summands(parts.totals[i], self._values, valid)]
+        mine = [(i, t) for i, total in enumerate(parts.totals) for t in total.terms_in(part)]
+        news = [x for _, term in mine for x in summands(term, self._values, valid)]
         rows = self._rows_in(part)
-        arguments = {parts.totals[i].argument: totals[i] for i in mine}
+        arguments = {parts.totals[i].argument: totals[i] for i, _ in mine}
         found = iter(self._values.compute([*wanted, *news, *rows], {**known, **arguments}))
         values = [next(found) if valid is None else masked(next(found), valid) for _ in wanted]
-        for i in mine:
-            totals[i] = with_summands(parts.totals[i], self._values, valid, totals[i], found)
+        for i, term in mine:
+            totals[i] = with_summands(term, self._values, valid, totals[i], found)
         state["totals"] = totals
         return values, list(found)
 

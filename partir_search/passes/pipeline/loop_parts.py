@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.role import Role
@@ -18,6 +18,9 @@ from partir_search.passes.pipeline.layers import Layers
 from partir_search.passes.roll import layer_scans
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.registry import role_of
+
+Sums = Mapping[Value, tuple[Value, tuple[Operand, ...]]]
+"""By sum, the carry of the loop over microbatches and the values added so far, in order."""
 
 OF_ROWS = (Role.CAST, Role.SUM)  # ops between rows of layers and a total
 
@@ -39,24 +42,43 @@ class Part(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Term:
+    """A step from a total before a microbatch to the total after it.
+
+    Attributes:
+      x: value added to the total, before a cast; the total after the microbatch if it is no sum.
+      adds: `x` is added.
+      part: place of `x`, HEAD or EXIT.
+    """
+
+    x: Operand
+    adds: bool
+    part: Part
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Total:
     """A carry of the loop over microbatches.
 
     Attributes:
       argument: the value before a microbatch, an argument of the body.
       new: the value after it.
-      added: value added to `argument`, before a cast; None if `new` is no sum of the two.
-      stack: position of `added` among the stacks of the backward scan; None for further values.
-      part: place of the values without a stack, HEAD or EXIT.
-      summed: `added` is the sum of the rows of the stack.
+      terms: the values added to `argument`, in order; one term without an addition if `new` is no
+        sum.
+      stack: position of the only value added among the stacks of the backward scan; None for
+        further values.
+      summed: the value added is the sum of the rows of the stack.
     """
 
     argument: Value
     new: Operand
-    added: Operand | None
+    terms: tuple[Term, ...]
     stack: int | None
-    part: Part
     summed: bool = False
+
+    def terms_in(self, part: Part) -> list[Term]:
+        """Terms of a part, for values without a stack."""
+        return [t for t in self.terms if self.stack is None and t.part is part]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,14 +160,12 @@ def loop_parts(loop: Op) -> LoopParts:
     """
     body = loop.regions[0]
     forward, backward = layer_pairs(body)[0]
-    part_of = _parts(body, forward, backward)
     first = int(loop.params["num_consts"])
     arguments = body.args[first : first + int(loop.params["num_carry"])]
+    sums = sums_of(body, arguments)
+    part_of = _parts(body, forward, backward, sums)
     varying = varying_of(body, {v.id for v in body.args[first:]})
-    totals = tuple(
-        total_of(argument, new, part_of, backward, body)
-        for argument, new in zip(arguments, body.results, strict=False)
-    )
+    totals = totals_of(body, arguments, part_of, backward, sums)
     residuals = residuals_of(forward, backward)
     parts = LoopParts(loop, forward, backward, part_of, varying, residuals, totals)
     _check_operands(parts)
@@ -179,8 +199,22 @@ def layer_pairs(body: Region) -> list[tuple[Layers, Layers]]:
     return found
 
 
-def _parts(body: Region, forward: Layers, backward: Layers) -> dict[int, Part]:
-    """Place by id of a result of the body's ops.
+def sums_of(body: Region, arguments: Sequence[Value]) -> Sums:
+    """Sums of a carry and of values added so far; no further op of a microbatch reads a sum."""
+    found: dict[Value, tuple[Value, tuple[Operand, ...]]] = {a: (a, ()) for a in arguments}
+    for op in body.ops:
+        if role_of(op) is not Role.ADDITION:
+            continue
+        begun = [v for _, v in op.inputs() if v in found]
+        if len(begun) == 1 and len(op.operands) == 2:
+            argument, added = found[begun[0]]
+            further = next(x for x in op.operands if x is not begun[0])
+            found[op.results[0]] = argument, (*added, further)
+    return found
+
+
+def _parts(body: Region, forward: Layers, backward: Layers, sums: Sums) -> dict[int, Part]:
+    """Place by id of a result of the body's ops, without sums of carries.
 
     Raises:
       NoPipeline: an op has side effects.
@@ -191,7 +225,7 @@ def _parts(body: Region, forward: Layers, backward: Layers) -> dict[int, Part]:
     for op in body.ops:
         if op.effect:
             raise NoPipeline(f"{named(op)} has side effects, once for each microbatch")
-        if op is forward.op or op is backward.op:
+        if op is forward.op or op is backward.op or (op.results and op.results[0] in sums):
             continue
         read = [part_of.get(v.id, Part.ENTRY) for _, v in op.inputs()]
         part = max(read, key=order.index, default=Part.ENTRY)
@@ -208,27 +242,43 @@ def varying_of(body: Region, first: set[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def total_of(
-    argument: Value, new: Operand, part_of: Mapping[int, Part], backward: Layers, body: Region
-) -> Total:
-    """Carry of the loop with one argument and its new value."""
-    makers: dict[Operand, Op] = {r: op for op in body.ops for r in op.results}
-    maker = makers.get(new) if isinstance(new, Value) else None
-    added: Operand | None = None
-    if maker is not None and role_of(maker) is Role.ADDITION and argument in maker.operands:
-        added = next((x for x in maker.operands if x is not argument), None)
-    if isinstance(added, Value):
-        cast = makers.get(added)
-        if cast is not None and role_of(cast) is Role.CAST:
-            added = cast.operands[0]
-    rows = _rows_of_sum(added, makers)
-    stack = next((j for j, r in enumerate(backward.stacks) if r is added or r is rows), None)
-    place = part_of.get(new.id, Part.ENTRY) if isinstance(new, Value) else Part.ENTRY
-    part = Part.EXIT if place is Part.EXIT else Part.HEAD
-    return Total(argument, new, added, stack, part, stack is not None and rows is not None)
+def totals_of(
+    body: Region,
+    arguments: Sequence[Value],
+    part_of: Mapping[int, Part],
+    backward: Layers,
+    sums: Sums,
+) -> tuple[Total, ...]:
+    """Carries of a loop over microbatches."""
+    makers = {r: op for op in body.ops for r in op.results}
+
+    def total(argument: Value, new: Operand) -> Total:
+        first, added = sums.get(new, (None, ())) if isinstance(new, Value) else (None, ())
+        if first is not argument or not added:
+            return Total(argument, new, (Term(new, False, _part_of(new, part_of)),), None)
+        narrow = [_before_cast(x, makers) for x in added]
+        terms = tuple([Term(x, True, _part_of(x, part_of)) for x in narrow])
+        if len(narrow) > 1:
+            return Total(argument, new, terms, None)
+        rows = _rows_of_sum(narrow[0], makers)
+        found = (j for j, r in enumerate(backward.stacks) if r is narrow[0] or r is rows)
+        stack = next(found, None)
+        return Total(argument, new, terms, stack, stack is not None and rows is not None)
+
+    return tuple(map(total, arguments, body.results))
 
 
-def _rows_of_sum(x: Operand | None, makers: Mapping[Operand, Op]) -> Operand | None:
+def _part_of(x: Operand, part_of: Mapping[int, Part]) -> Part:
+    place = part_of.get(x.id, Part.ENTRY) if isinstance(x, Value) else Part.ENTRY
+    return Part.EXIT if place is Part.EXIT else Part.HEAD
+
+
+def _before_cast(x: Operand, makers: Mapping[Value, Op]) -> Operand:
+    cast = makers.get(x) if isinstance(x, Value) else None
+    return cast.operands[0] if cast is not None and role_of(cast) is Role.CAST else x
+
+
+def _rows_of_sum(x: Operand, makers: Mapping[Value, Op]) -> Operand | None:
     """Rows with `x` as their sum; None if `x` is no sum over the first dim."""
     maker = makers.get(x) if isinstance(x, Value) else None
     if maker is None or role_of(maker) is not Role.SUM or tuple(maker.params["axes"]) != (0,):

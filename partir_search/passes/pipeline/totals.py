@@ -12,7 +12,7 @@ from partir_search.ir.core import Operand, Value
 from partir_search.ir.staged_state import LayerOrder
 from partir_search.passes.pipeline.body_values import BodyValues
 from partir_search.passes.pipeline.layer_order import layers_of, stages_of
-from partir_search.passes.pipeline.loop_parts import Total
+from partir_search.passes.pipeline.loop_parts import Term, Total
 from partir_search.passes.pipeline.stage_arrays import masked
 
 
@@ -60,8 +60,8 @@ def last_total(
     return layers_of(jnp.swapaxes(x[:, 0], 0, 1) if chunks == 1 else x, chunks, count, order)
 
 
-def summands(total: Total, values: BodyValues, valid: Any) -> list[Operand]:
-    """Operands computed in a part for a total, for `with_summands`.
+def summands(term: Term, values: BodyValues, valid: Any) -> list[Operand]:
+    """Operands computed in a part for a term of a total, for `with_summands`.
 
     The value added. If some ticks are masked and an op adds rows to zeros, the operands of the op:
     rows to be masked have fewer elements than the result.
@@ -69,31 +69,29 @@ def summands(total: Total, values: BodyValues, valid: Any) -> list[Operand]:
     Args:
       valid: False for a tick without a microbatch; None for a phase with one in every tick.
     """
-    if total.added is None:
-        return [total.new]
-    op = None if valid is None else values.rows_added(total.added)
-    return [total.added] if op is None else [x for x in op.operands if isinstance(x, Value)]
+    op = values.rows_added(term.x) if term.adds and valid is not None else None
+    return [term.x] if op is None else [x for x in op.operands if isinstance(x, Value)]
 
 
 def with_summands(
-    total: Total, values: BodyValues, valid: Any, old: Any, found: Iterator[Any]
+    term: Term, values: BodyValues, valid: Any, old: Any, found: Iterator[Any]
 ) -> Any:
-    """A total after a microbatch, `old` without one.
+    """A total after a term of a microbatch, `old` without one.
 
     Args:
       valid: see `summands`.
       found: arrays of `summands`.
     """
-    if total.added is None:
+    if not term.adds:
         new = next(found)
         return new if valid is None else jnp.where(valid, new, old)
-    op = None if valid is None else values.rows_added(total.added)
+    op = None if valid is None else values.rows_added(term.x)
     if op is not None:
         known = {x: next(found) for x in op.operands if isinstance(x, Value)}
         rows = values.rows_of(op)
         if isinstance(rows, Value):
             known[rows] = masked(known[rows], valid)
-        (new,) = values.compute([total.added], known)
+        (new,) = values.compute([term.x], known)
     else:
         new = next(found) if valid is None else masked(next(found), valid)
     return old + new.astype(old.dtype)
