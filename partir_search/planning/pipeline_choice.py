@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from partir_search.ir.core import Module, Value
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.pipeline_runs import ticks_with_ends
 from partir_search.ir.pipeline_schedule import PipelineSchedule
 from partir_search.passes.pipeline.layers import Layers
-from partir_search.passes.pipeline.loop_parts import NoPipeline
+from partir_search.passes.pipeline.loop_parts import NoPipeline, too_empty
 from partir_search.passes.pipeline.split_backward import split_backward
 from partir_search.passes.roll import layer_scans
 from partir_search.planning.layer_kernels import LayerKernels, layer_kernels
@@ -48,7 +48,7 @@ class Stack:
     """The layers of a program, forward and backward, for the whole batch.
 
     Attributes:
-      layers: their number.
+      layers: their number, of the shortest stack.
       batch: examples.
       forward / backward: floating-point operations of all layers.
       around: of the ops outside of the layers.
@@ -56,7 +56,7 @@ class Stack:
       residuals: bytes that wait for the backward pass, of all layers.
       carry: bytes passed from layer to layer.
       dtype: of the products.
-      stacks: number of stacks of layers, each cut into as many stages.
+      further: numbers of layers of further stacks, each cut into as many stages.
       weights: operations of the backward pass to defer; 0 if none may be.
       waiting: bytes read by deferred operations, made by undeferred ones, of all layers.
       kernels: seconds of the layers on all devices, at least.
@@ -71,10 +71,35 @@ class Stack:
     residuals: float
     carry: float
     dtype: str
-    stacks: int = 1
+    further: tuple[int, ...] = ()
     weights: float = 0.0
     waiting: float = 0.0
     kernels: LayerKernels = NO_KERNELS
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers of layers of all stacks."""
+        return (self.layers, *self.further)
+
+    def divides(self, cuts: int) -> bool:
+        """True if every stack divides into `cuts` equal parts."""
+        return all(n % cuts == 0 for n in self.counts)
+
+    def padded(self, cuts: int) -> Stack:
+        """The stacks with as many layers as a device with the most holds, on all devices."""
+        share = max((n + -n % cuts) / n for n in self.counts)
+        kernels = LayerKernels(self.kernels.forward * share, self.kernels.backward * share)
+        return dataclasses.replace(
+            self,
+            layers=self.layers + -self.layers % cuts,
+            forward=self.forward * share,
+            backward=self.backward * share,
+            parameters=self.parameters * share,
+            residuals=self.residuals * share,
+            weights=self.weights * share,
+            waiting=self.waiting * share,
+            kernels=kernels,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,8 +136,9 @@ def stack_of(module: Module) -> Stack | None:
         if not op.regions and rules(op).contracts
     }
     weights, waiting = _deferred(backward, rules)
+    shortest, *further = sorted(layers.count for layers in forward)
     return Stack(
-        math.gcd(*(layers.count for layers in forward)),
+        shortest,
         batch,
         sum(layers.count * total_flops(layers.region.ops, rules) for layers in forward),
         sum(layers.count * total_flops(layers.region.ops, rules) for layers in backward),
@@ -121,7 +147,7 @@ def stack_of(module: Module) -> Stack | None:
         sum(x.type.nbytes for x in kept),
         sum(x.type.nbytes for layers in forward for x in layers.finals),
         max(products, key=products.__getitem__, default="float32"),
-        len(forward),
+        tuple(further),
         weights,
         waiting,
     )
@@ -143,26 +169,42 @@ def candidates(
 ) -> list[Candidate]:
     """Pipelines that a tactic leaves open, the best by closed form first, within `limit` first.
 
+    Layers are padded if none divides them.
+
     Args:
       limit: bytes of a device.
     """
-    tactics = _tactics(stack, tactic, mesh, machine)
+    tactics = list(_tactics(stack, tactic, mesh, machine, Stack.divides))
+    tactics = tactics or list(_tactics(stack, tactic, mesh, machine, _fills))
     found = [_candidate(stack, t, mesh, machine, limit) for t in tactics]
     return sorted(found, key=lambda c: (c.nbytes > limit, c.seconds))
 
 
+def _fills(stack: Stack, cuts: int) -> bool:
+    """True if `cuts` parts of every stack are padded by layers that a pipeline admits."""
+    return not any(too_empty(n, cuts) for n in stack.counts)
+
+
 def _tactics(
-    stack: Stack, tactic: Pipeline, mesh: MeshShape, machine: Machine
+    stack: Stack,
+    tactic: Pipeline,
+    mesh: MeshShape,
+    machine: Machine,
+    admits: Callable[[Stack, int], bool],
 ) -> Iterator[Pipeline]:
-    """Every pipeline with numbers that divide: chunks the layers, microbatches the batch."""
+    """Every pipeline with numbers that divide: chunks the layers, microbatches the batch.
+
+    Args:
+      admits: function from the layers and a number of parts to True for parts to choose from.
+    """
     for axis in (tactic.axis,) if tactic.axis else mesh.user.names:
         stages = mesh.size(mesh.axes(axis))
-        if stages < 2 or stack.layers % stages:
+        if stages < 2:
             continue
         groups = _groups(axis, mesh, machine)
-        most = stack.layers // stages
+        most = max(-(-n // stages) for n in stack.counts)
         for chunks in (tactic.chunks,) if tactic.chunks else range(1, most + 1):
-            if stack.layers % (stages * chunks):
+            if not admits(stack, stages * chunks):
                 continue
             for count in (tactic.microbatches,) if tactic.microbatches else _counts(stack.batch):
                 if stack.batch % (count * groups) or (chunks > 1 and count % stages):
@@ -237,6 +279,7 @@ def _with_groups(
     assert tactic.microbatches
     assert tactic.chunks
     stages = mesh.size(mesh.axes(tactic.axis))
+    stack = stack.padded(stages * tactic.chunks)
     devices = mesh.user.devices // stages
     shares = devices // math.prod(groups)  # devices of one example
     split = bool(tactic.split_backward)
@@ -302,9 +345,10 @@ def planned_candidates(
     if not found:
         given = f"axis {tactic.axis!r}" if tactic.axis else f"each axis of mesh<{mesh.user}>"
         raise ValueError(
-            f"Pipeline: {stack.layers} layers and a batch of {stack.batch} do not divide into"
-            f" stages on {given}, chunks and microbatches: {named_batch(module)}; use a number of"
-            " layers that is a multiple of the axis, or a larger batch"
+            f"Pipeline: {' and '.join(map(str, stack.counts))} layers and a batch of {stack.batch}"
+            f" do not divide into stages on {given}, chunks and microbatches:"
+            f" {named_batch(module)}; use a number of layers that is a multiple of the axis, or a"
+            " larger batch"
         )
     chosen: list[Candidate] = []
     split = tactic.split_backward

@@ -214,8 +214,15 @@ def test_places_in_a_schedule() -> None:
     assert "of which one is required" in refusal(pipeline, other)
 
 
-def test_no_numbers_to_choose() -> None:
+def test_layers_are_padded_where_none_divides_them() -> None:
     mesh = AbstractMesh((3, 2), ("stage", "data"))
+    plan = step_of("tied", mesh, ps.Pipeline("stage")).plan(*arguments())
+    assert plan.pipeline is not None
+    assert (plan.pipeline.stages, plan.pipeline.chunks) == (3, 1)  # 9 places; 12 of 2 chunks
+
+
+def test_no_numbers_to_choose() -> None:
+    mesh = AbstractMesh((7, 2), ("stage", "data"))
     with pytest.raises(
         ValueError, match=r"8 layers and a batch of 16 do not.*'stage'.*tokens, read"
     ):

@@ -327,6 +327,16 @@ def _check_readers(parts: LoopParts) -> None:
             raise NoPipeline(f"%{x.name}, a row for each layer of each microbatch, is returned")
 
 
+def too_empty(count: int, cuts: int) -> bool:
+    """True if over a third of the places of layers in equal parts would be empty.
+
+    Args:
+      count: number of layers.
+      cuts: number of parts, of as many places as the layers need.
+    """
+    return 3 * (-count % cuts) > count + -count % cuts
+
+
 def _name(x: Operand) -> str:
     return x.name if isinstance(x, Value) else str(x.number)
 

@@ -29,6 +29,7 @@ from partir_search.passes.pipeline.loop_parts import (
     loop_parts,
     microbatch_loop,
     named,
+    too_empty,
 )
 from partir_search.passes.pipeline.staged_state import staged_state
 from partir_search.passes.pipeline.summed_rows import with_summed_rows
@@ -137,7 +138,7 @@ def stage_carries(ops: Iterable[Op]) -> list[Value]:
 def _check_layers(parts: LoopParts, schedule: PipelineSchedule) -> None:
     """Raises NoPipeline if over a third of the places of layers in stages would be empty."""
     count, cuts = parts.forward.count, schedule.stages * schedule.chunks
-    if 3 * (-count % cuts) > count + -count % cuts:
+    if too_empty(count, cuts):
         chunks = f" of {schedule.chunks} chunks" if schedule.chunks > 1 else ""
         raise NoPipeline(
             f"{schedule.stages} stages{chunks} are too many for the {count} layers at"

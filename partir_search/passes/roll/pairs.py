@@ -27,14 +27,18 @@ def paired(region: Region, found: Sequence[Sequence[Found]]) -> tuple[list[Paire
     """Layers to roll in program order, and reasons for layers left alone.
 
     Layers without a partner (the first one of a stack with more parameters) are left out, and
-    repeats of one computation on no values of their own that no backward layers belong to.
+    repeats of one computation on no values of their own that no backward layers belong to. Forward
+    layers that read earlier ones in reverse, as in a U-Net, are no backward layers.
 
     Args:
       found: for each repeat, choices of the first op of a layer.
     """
     chosen: dict[int, Paired] = {}
     reasons = []
+    differentiated = any(op.backward for op in region.ops)
     for b, choices in enumerate(found):
+        if differentiated and not any(op.backward for op in choices[0].layers.first):
+            continue
         votes = {
             (f, forward, backward, total): count
             for f in range(b)
