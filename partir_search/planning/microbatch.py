@@ -36,6 +36,7 @@ from partir_search.planning.trace import Traced, read_call, split_call
 from partir_search.propagation.data_arguments import data_arguments, is_key
 from partir_search.propagation.graph import Graph
 from partir_search.propagation.state import State
+from partir_search.propagation.trained_arguments import trained_arguments
 from partir_search.rules import RULES
 from partir_search.rules.registry import RuleTable
 from partir_search.rules.unruled import UNRULED
@@ -195,11 +196,14 @@ def _first_array(data: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
 def _data(module: Module) -> list[tuple[str, Value]]:
     """(path, leaf) of the arguments without the train state.
 
-    State is tied to results, or an entry of the results has its types. Parameters that are not
-    trained are no data.
+    State is tied to results, or trained, or an entry of the results has its types. Parameters that
+    are not trained are no data.
     """
     places = data_arguments(module) if module.ties else range(len(module.body.args))
-    groups = _entries([(module.arg_paths[i], module.body.args[i]) for i in places])
+    trained = trained_arguments(module)
+    groups = _entries(
+        [(module.arg_paths[i], module.body.args[i]) for i in places if i not in trained]
+    )
     returned = _entries(list(zip(module.result_paths, module.body.results, strict=True)))
     types = [_types(entry) for entry in returned]
     whole = [kind for entry in types for kind in entry]

@@ -35,6 +35,7 @@ from partir_search.passes.pipeline.stage_arrays import (
     with_stage,
 )
 from partir_search.passes.pipeline.stage_layers import Places, StageLayers
+from partir_search.passes.pipeline.tick_loops import TickLoop
 from partir_search.passes.pipeline.totals import first_total, last_total, summands, with_summands
 from partir_search.passes.pipeline.zero_cotangents import results_without_item
 
@@ -45,7 +46,7 @@ class Chain:
     """Function of the operands of a loop over microbatches, equal to the loop.
 
     Attributes:
-      staged: by loop over ticks, the number of carries with a dim of stages, before the totals.
+      loops: the loops over ticks, in order.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class Chain:
             [j for j in sorted(set(s.residuals.values())) if j not in fixed_residuals(s)]
             for s in parts.stacks
         ]
-        self.staged: list[int] = []
+        self.loops: list[TickLoop] = []
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Results of the loop."""
         parts, stages, chunks = self._parts, self._stages, self._chunks
-        self.staged.clear()
+        self.loops.clear()
         orders = self._orders
         operands = [
             operands_of(s, self._values, arrays, stages, chunks, orders) for s in parts.stacks
@@ -184,11 +185,12 @@ class Chain:
             return {name: now[name] for name in moving}, made
 
         moving = {name: state[name] for name in sorted(changed)}
-        self.staged.append(len(jax.tree.leaves(moving)))
+        staged = len(jax.tree.leaves(moving))
         moving["totals"] = [totals[i] for i in own]
         names = loop.rows.keys() - {f"live{r}" for r in loop.runs if not self._masked(r)}
         arrays = {name: jnp.asarray(loop.rows[name]) for name in loop.rows if name in names}
         after, made = lax.scan(tick, moving, arrays, length=len(loop.ticks))
+        self.loops.append(TickLoop(jax.tree.leaves(after), staged))
         totals = list(totals)
         for i, x in zip(own, after.pop("totals"), strict=True):
             totals[i] = x

@@ -40,6 +40,7 @@ from partir_search.passes.pipeline.stage_arrays import (
     with_stage,
 )
 from partir_search.passes.pipeline.stage_layers import Places, StageLayers
+from partir_search.passes.pipeline.tick_loops import TickLoop
 from partir_search.passes.pipeline.tick_rows import LIVE, TickRows, tick_rows
 from partir_search.passes.pipeline.totals import first_total, last_total, summands, with_summands
 from partir_search.passes.pipeline.zero_cotangents import results_without_item
@@ -54,8 +55,7 @@ class Lockstep:
     Attributes:
       parts: the loop.
       table: items and slots by stage and tick.
-      staged: by loop over ticks, the number of carries with a dim of stages, before the totals; if
-        the backward pass is split. Otherwise the first loop has all such carries.
+      loops: the loops over ticks, in order.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Lockstep:
         self._without_item = results_without_item(
             parts.backward if self._split is None else self._split.operands
         )
-        self.staged: list[int] = []
+        self.loops: list[TickLoop] = []
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """Results of the loop."""
         parts, stages = self.parts, self._stages
-        self.staged.clear()
+        self.loops.clear()
         orders = self._orders
         operands = operands_of(parts, self._values, arrays, stages, self._chunks, orders)
         totals = [
@@ -162,12 +162,12 @@ class Lockstep:
             return {k: now[k] for k in moving}, made
 
         moving = {k: state[k] for k in changed}
-        if self._split is not None:
-            self.staged.append(len(jax.tree.leaves(moving)))
+        staged = None if self._split is None else len(jax.tree.leaves(moving))
         moving["totals"] = {i: state["totals"][i] for i in own}
         flags = {k: x for k, x in rows.flags.items() if k != LIVE or self._without_item}
         arrays = {k: jnp.asarray(x) for k, x in (*rows.arrays.items(), *flags.items())}
         after, made = lax.scan(tick, moving, arrays, length=phase.ticks)
+        self.loops.append(TickLoop(jax.tree.leaves(after), staged))
         totals = [after["totals"].get(i, x) for i, x in enumerate(state["totals"])]
         return {**held, **after, "totals": totals}, made
 

@@ -33,6 +33,7 @@ from partir_search.passes.pipeline.loop_parts import (
 )
 from partir_search.passes.pipeline.staged_state import staged_state
 from partir_search.passes.pipeline.summed_rows import with_summed_rows
+from partir_search.passes.pipeline.tick_loops import TickLoop, read_ticks
 from partir_search.rules.control_flow import ACCUMULATES, STAGED, TICKS
 
 
@@ -62,7 +63,6 @@ def pipelined(
     state, orders = IN_LAYERS_ORDER, dict[Value, LayerOrder]()
     if staged:
         state, orders = staged_state(module, loop, stacks, schedule)
-    carries: list[int] = []
     casts = early_casts(module, module.body.ops[at])
     types = types_of_totals(loop, casts)
     reader = FunctionReader(ruled)
@@ -73,25 +73,16 @@ def pipelined(
     operands = [copy.operand(x) for x in loop.operands]
     lockstep_operands = [*map(copy.value, constants), *operands]
 
-    def run(*arrays: Any) -> list[Any]:
+    def run(*arrays: Any) -> tuple[list[Any], list[TickLoop]]:
         outer, own = dict(zip(constants, arrays, strict=False)), arrays[len(constants) :]
         ticks: Lockstep | Chain
         if isinstance(parts, LoopParts):
             ticks = Lockstep(parts, pipeline_table(schedule), outer, orders, types)
         else:
             ticks = Chain(parts, schedule, outer, orders, types)
-        results = ticks(*own)
-        carries[:] = ticks.staged
-        return results
+        return ticks(*own), ticks.loops
 
-    ops, results = reader.read(run, lockstep_operands)
-    counts, last = iter(carries), 0
-    for at, op in enumerate(ops, 1):
-        if op.prim == loop.prim:
-            last = at
-            own = {STAGED: next(counts)} if carries else {}
-            op.params = {**op.params, ACCUMULATES: TICKS, **own}
-            op.key = None
+    ops, results, last = read_ticks(reader, run, lockstep_operands)
     for value in stage_carries(ops):
         value.name = "pipeline.state"
     for old, made in zip(loop.results, results, strict=True):
