@@ -316,7 +316,7 @@ def _entering(repeat: Repeat, ops: Sequence[Op]) -> Iterator[tuple[Value, Value]
                     yield x, y
 
 
-def find_repeats(prints: np.ndarray[Any, Any], base: int = 0) -> list[Repeat]:
+def find_repeats(prints: np.ndarray[Any, Any], base: int = 0, occurrences: int = 1) -> list[Repeat]:
     """Returns the tandem repeats of a sequence of fingerprints, in order.
 
     The repeat covering most is found first, then repeats to the left and right of it.
@@ -324,9 +324,10 @@ def find_repeats(prints: np.ndarray[Any, Any], base: int = 0) -> list[Repeat]:
     Args:
       prints: fingerprints of ops.
       base: position of the first op.
+      occurrences: most times that the rarest fingerprint of a copy occurs in the copy.
     """
     best: Repeat | None = None
-    for period in _periods(prints):
+    for period in _periods(prints, occurrences):
         equal = np.flatnonzero(
             np.diff(np.concatenate(([0], prints[period:] == prints[:-period], [0])))
         )
@@ -345,17 +346,21 @@ def find_repeats(prints: np.ndarray[Any, Any], base: int = 0) -> list[Repeat]:
             best = Repeat(base + int(starts[i]), period, cover // period)
     if best is None:
         return []
-    left = find_repeats(prints[: best.start - base], base)
-    right = find_repeats(prints[best.stop - base :], best.stop)
+    left = find_repeats(prints[: best.start - base], base, occurrences)
+    right = find_repeats(prints[best.stop - base :], best.stop, occurrences)
     return [*left, best, *right]
 
 
-def _periods(prints: np.ndarray[Any, Any]) -> list[int]:
-    """Returns the distances between consecutive equal fingerprints, if found at least twice."""
-    if len(prints) < 2:
-        return []
+def _periods(prints: np.ndarray[Any, Any], occurrences: int) -> list[int]:
+    """Returns the distances of equal fingerprints, if found at least twice.
+
+    Args:
+      occurrences: distances from a fingerprint to the next equal ones, up to this number.
+    """
     order = np.argsort(prints, kind="stable")
-    same = prints[order][1:] == prints[order][:-1]
-    gaps, counts = np.unique((order[1:] - order[:-1])[same], return_counts=True)
-    frequent = gaps[counts >= np.minimum(2, gaps)]
-    return [int(g) for g in frequent]
+    found = set[int]()
+    for k in range(1, min(occurrences, len(prints) - 1) + 1):
+        same = prints[order][k:] == prints[order][:-k]
+        gaps, counts = np.unique((order[k:] - order[:-k])[same], return_counts=True)
+        found.update(gaps[counts >= np.minimum(2, gaps)].tolist())
+    return sorted(found)

@@ -41,7 +41,7 @@ class Found:
 
 
 def find_layers(
-    region: Region, print_of: Callable[[Op], Hashable]
+    region: Region, print_of: Callable[[Op], Hashable], occurrences: int
 ) -> tuple[list[list[Found]], list[str]]:
     """Layers of a region in program order, and reasons for repeats left alone.
 
@@ -50,12 +50,13 @@ def find_layers(
 
     Args:
       print_of: function from an op to a fingerprint, equal for equal computations.
+      occurrences: of `find_repeats`.
     """
     ops = region.ops
     prints = numbered(ops, print_of)
     found: list[list[Found]] = []
     reasons: list[str] = []
-    for repeat in find_repeats(prints):
+    for repeat in find_repeats(prints, occurrences=occurrences):
         one = ops[repeat.start : repeat.start + repeat.period]
         if sum(map(weight, one)) < MIN_PERIOD:
             continue

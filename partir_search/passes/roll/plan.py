@@ -60,6 +60,7 @@ def plan_region(
     equals: Mapping[int, Value],
     make: MakeValue,
     again: Again,
+    occurrences: int,
 ) -> tuple[RegionPlan | None, list[str]]:
     """Layers of a region to roll, None for nothing, and reasons for repeats left alone.
 
@@ -69,6 +70,7 @@ def plan_region(
       equals: by value id, the first of all values known to be equal.
       make: makes a new value.
       again: further ops to repeat.
+      occurrences: of `find_repeats`.
     """
 
     def moves(op: Op) -> bool:
@@ -78,7 +80,7 @@ def plan_region(
         return rule_of(op).moves or rule_of(op).kind is Kind.ELEMENTWISE or op.id in scores
 
     scores = again.scores
-    found, reasons = find_layers(region, print_of)
+    found, reasons = find_layers(region, print_of, occurrences)
     chosen, alone = paired(region, found)
     reasons += alone
     if not chosen:

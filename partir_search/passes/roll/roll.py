@@ -24,6 +24,7 @@ from partir_search.passes.stacks.fingerprint import Fingerprints
 from partir_search.rules.registry import RuleTable
 
 NOTHING = Again()
+OCCURRENCES = 6  # of the rarest op of a group of layers
 
 Path = tuple[tuple[int, int], ...]
 """Way to a region: (position of an op in its region, number of the op's region), outermost first;
@@ -78,12 +79,12 @@ def _rolled(module: Module, again: Again) -> Rolled:
     def make(kind: TensorType, name: str) -> Value:
         return Value(next(ids), kind, name)
 
-    def rolled(form: Module) -> Rolled:
+    def rolled(form: Module, occurrences: int) -> Rolled:
         rules, equals = RuleTable(), first_equals(form, fingerprints)
         plans: dict[Region, RegionPlan] = {}
         reasons: list[str] = []
         for region in walk_regions(form.body):
-            plan, why = plan_region(region, print_of, rules, equals, make, again)
+            plan, why = plan_region(region, print_of, rules, equals, make, again, occurrences)
             reasons += why
             if plan is not None:
                 plans[region] = plan
@@ -96,7 +97,10 @@ def _rolled(module: Module, again: Again) -> Rolled:
     early = with_early_slices(module)
     if early is not module:
         forms += [early, with_equal_ends(early, print_of, make)]
-    found = [rolled(form) for at, form in enumerate(forms) if form not in forms[:at]]
+    forms = [form for at, form in enumerate(forms) if form not in forms[:at]]
+    found = [rolled(form, 1) for form in forms]
+    if not any(form.layers for form in found):  # groups of layers of which none is unlike the rest
+        found += [rolled(form, OCCURRENCES) for form in forms]
     best = max(found, key=lambda form: form.layers)  # the first of equal ones
     if best.layers:
         return best
