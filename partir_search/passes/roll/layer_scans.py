@@ -55,11 +55,15 @@ def layer_scans(region: Region) -> tuple[LayerPair, ...]:
 
     A scan over layers has a carry, and stacked operands; layers with one set of parameters have
     stacked results alone, read by a backward scan. The backward scan has as many iterations in
-    reverse, and the most stacked operands among the stacked results of the forward scan.
+    reverse, and the most stacked operands among the stacked results of the forward scan. In a
+    region with ops of a backward pass it is one of them.
     """
     scans = [i for i, op in enumerate(region.ops) if _over_layers(op)]
+    differentiated = any(op.backward for op in region.ops)
     partner: dict[int, int] = {}
     for b in scans:
+        if differentiated and not region.ops[b].backward:
+            continue
         read = {x for x in stacked_operands(region.ops[b]) if isinstance(x, Value)}
         shared = {
             f: len(read.intersection(stacked_results(region.ops[f])))
