@@ -58,7 +58,7 @@ def test_numbers_left_open() -> None:
     call = split_call(step, args, {}, (), ())
     stack = stack_of(read_call(step, call, args, {}, "step").module)
     assert stack is not None
-    assert (stack.stacks, stack.layers) == (2, LAYERS // 2)
+    assert stack.counts == (LAYERS // 2, LAYERS // 2)
     mesh, machine = ps.MeshShape(("stage",), (2,)), ps.MACHINES["tpu_v5e"]
     found = candidates(stack, ps.Pipeline(), mesh, machine, 1e9)
     assert {c.tactic.chunks for c in found} == {1, 2}

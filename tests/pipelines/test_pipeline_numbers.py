@@ -253,11 +253,7 @@ def unlike(ws: Any, x: Any) -> Any:
     return (x**2).mean()
 
 
-PAIRS_ROLL = jax.__version_info__ >= (0, 12)  # of the newer trace, not of the older one
-
-
 @pytest.mark.devices
-@pytest.mark.skipif(not PAIRS_ROLL, reason="refused below")
 def test_pairs_of_layers_are_stages() -> None:
     mesh = device_mesh(MeshShape(("stage",), (4,)))
     schedule, step = [ps.Pipeline("stage", microbatches=4)], jax.value_and_grad(alternating)
@@ -271,12 +267,6 @@ def test_pairs_of_layers_are_stages() -> None:
     ("loss", "message"),
     [
         (normalised, r"sub at .*numbers.py:\d+ \(normalised.* needs all microbatches at once"),
-        pytest.param(
-            alternating,
-            r"no stack of layers.*(layers at .*numbers.py:\d+ \(alternating\) have no eq"
-            r"|dot_general at .*numbers.py:\d+ \(alternating\) repeats nowh)",
-            marks=pytest.mark.skipif(PAIRS_ROLL, reason="pairs of layers are stages"),
-        ),
         (unlike, r"no stack of layers.*dot_general at .*numbers.py:\d+ \(unlike\) repeats nowh"),
         (unlike, "; a jax.lax.scan over stacked parameters has layers of any ops"),
     ],
