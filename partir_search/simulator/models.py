@@ -15,7 +15,7 @@ from partir_search.passes.fold.linear import KeptOps
 from partir_search.passes.fold.run_order import RunOrder, run_orders
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers, assign_inner_buffers
-from partir_search.simulator.memory.curve import live_curve
+from partir_search.simulator.memory.curve import early_curve, early_values, live_curve
 from partir_search.simulator.memory.dtypes import assign_dtypes
 from partir_search.simulator.memory.model import MemoryModel
 from partir_search.simulator.memory.recomputed_reads import recomputed_reads
@@ -133,6 +133,8 @@ def model_program(
         read_until=(),
         overwritten=buffers.aliases.overwritten,
         wide_forward=analysis.dtypes.wide_forward,
+        early=early_curve(buffers, machine, curves_inside(module.body, regions.curves)),
+        early_values=frozenset(early_values(buffers)),
     )
     memory = _with_reads(memory, facts, rules)
     orders = run_orders(module)
@@ -186,6 +188,8 @@ def model_fold(
             if folded.class_of[dot] >= 0 and folded.class_of[v] >= 0
         },
         wide_forward=frozenset(folded.class_of[v] for v in analysis.dtypes.wide_forward),
+        early=early_curve(buffers, machine, curves_inside(module.body, regions.curves), folded),
+        early_values=frozenset(folded.class_of[v] for v in early_values(buffers)),
     )
     memory = _with_reads(memory, facts, rules)
     orders = run_orders(module, folded)

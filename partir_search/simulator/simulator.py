@@ -22,8 +22,9 @@ from partir_search.passes.fold.fold import Folded
 from partir_search.simulator.arrays import Floats
 from partir_search.simulator.breakdown import cost_by_op
 from partir_search.simulator.cost import Cost, OpCost
-from partir_search.simulator.memory.curve import live_curve
+from partir_search.simulator.memory.curve import Curve, early_curve, early_values, live_curve
 from partir_search.simulator.memory.region_summaries import curves_inside
+from partir_search.simulator.memory.step_end import curve_of, with_updates
 from partir_search.simulator.memory.temporaries import Temporaries, redistribution_temporaries
 from partir_search.simulator.memory.weight_casts import fuse_weight_casts
 from partir_search.simulator.models import model_fold, model_program
@@ -72,6 +73,7 @@ class Simulation:
 
     Attributes:
       seconds_of: [ops] seconds of one run of each op.
+      curve: of the program's live bytes; rows are those of the memory model's.
       live: [R] live bytes along the curve, arguments included.
     """
 
@@ -82,6 +84,7 @@ class Simulation:
     overlap: Overlap
     split: SplitKernels
     temporaries: Temporaries
+    curve: Curve
     live: Floats
 
     def __str__(self) -> str:
@@ -134,14 +137,13 @@ class CostModel:
         other.module = module
         other.analysis = analysis_with_donations(self.analysis, module, self.rules, self.machine)
         other.facts = dataclasses.replace(self.facts, module=module)
-        ranges = other.analysis.buffers.ranges
+        buffers = other.analysis.buffers
+        ranges, inside = buffers.ranges, curves_inside(module.body, self.memory.regions.curves)
         other.memory = dataclasses.replace(
             self.memory,
-            curve=live_curve(
-                other.analysis.buffers,
-                self.machine,
-                inside=curves_inside(module.body, self.memory.regions.curves),
-            ),
+            curve=live_curve(buffers, self.machine, inside=inside),
+            early=early_curve(buffers, self.machine, inside),
+            early_values=frozenset(early_values(buffers)),
             casts=fuse_weight_casts(
                 self.analysis.weight_casts,
                 ranges.value,
@@ -284,9 +286,15 @@ class CostModel:
             time.splits.reduced,
             self.machine.traits,
         )
-        casts = temporaries.stored_casts
-        stored = memory.live_bytes(found.nbytes, casts) if casts else load.live
-        live = stored + memory.curve.temporaries_at(temporaries.bytes_at)
+        traits, curve = self.machine.traits, curve_of(scheduled, memory, self.machine.traits)
+        temporaries = with_updates(
+            temporaries, scheduled, found.nbytes, facts, memory, curve, traits
+        )
+        casts, known = temporaries.stored_casts, curve is (memory.early or memory.curve)
+        stored = load.live
+        if casts or not known:
+            stored = memory.live_bytes(found.nbytes, casts, curve)
+        live = stored + curve.temporaries_at(temporaries.bytes_at)
         cost = _cost(load, overlapped, split, live, self.machine)
         live = load.argument_bytes + live
         return Simulation(
@@ -297,6 +305,7 @@ class CostModel:
             overlap=overlapped,
             split=split,
             temporaries=temporaries,
+            curve=curve,
             live=live,
         )
 

@@ -118,22 +118,24 @@ def timeline(
         cost.seconds,
         tuple(events),
         tuple(memory),
-        _live(model, found.load.roofline.nbytes, live, most),
+        _live(model, found, most),
         cost.argument_bytes,
     )
 
 
-def _live(model: CostModel, nbytes: np.ndarray, live: np.ndarray, most: int) -> tuple[Live, ...]:
+def _live(model: CostModel, found: Simulation, most: int) -> tuple[Live, ...]:
     """Values in main memory at the peak, largest first."""
     ranges, module = model.analysis.buffers.ranges, model.module
+    nbytes, live, curve = found.load.roofline.nbytes, found.live, found.curve
+    stop = ranges.early_stop if curve is model.memory.early else ranges.stop
     if not len(live):
         return ()
     row = int(np.argmax(live))
-    peak = model.memory.curve.position[row]
-    weights = model.memory.curve.row_weights(row, nbytes)[0]
-    live_at_peak = np.flatnonzero((ranges.start <= peak) & (ranges.stop >= peak))
+    peak = curve.position[row]
+    weights = curve.row_weights(row, nbytes)[0]
+    live_at_peak = np.flatnonzero((ranges.start <= peak) & (stop >= peak))
     makers = def_use(module).makers
-    found = []
+    rows = []
     for i in live_at_peak.tolist():
         value = module.values[int(ranges.value[i])]
         if not weights[value.id]:  # on the chip
@@ -141,5 +143,5 @@ def _live(model: CostModel, nbytes: np.ndarray, live: np.ndarray, most: int) -> 
         size = float(nbytes[value.id] * ranges.weight[i])
         maker = makers[value.id]
         source = maker.source if maker else ""
-        found.append(Live(value.name, str(value.type), size, source))
-    return tuple(sorted(found, key=lambda v: -v.bytes)[:most])
+        rows.append(Live(value.name, str(value.type), size, source))
+    return tuple(sorted(rows, key=lambda v: -v.bytes)[:most])

@@ -12,6 +12,7 @@ from partir_search.ir.rule import OpRule
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.simulator.memory.aliases import Aliases, alias
 from partir_search.simulator.memory.dtypes import Dtypes
+from partir_search.simulator.memory.early_updates import early_ends
 from partir_search.simulator.memory.live_ranges import LiveRanges, live_ranges
 from partir_search.simulator.memory.loop_aliasing import CarryPairs, carry_pairs
 from partir_search.simulator.memory.materialize import Materialized, Sources, materialize
@@ -47,7 +48,7 @@ def assign_buffers(
       rules: per op id.
     """
     outside = {v: (v,) for v in module.constants}
-    uses, donated = def_use(module), _in_donated(module)
+    uses, donated = def_use(module), _donated(module)
     return _region_buffers(module.body, rules, uses, dtypes, traits, outside, donated)
 
 
@@ -62,16 +63,18 @@ def with_donations(
       rules: per op id.
     """
     stored = buffers.materialized
-    aliases = alias(stored, rules, dtypes, traits, _in_donated(module), ())
-    ranges = live_ranges(stored, aliases, dtypes, traits)
+    donated = _donated(module)
+    aliases = alias(stored, rules, dtypes, traits, frozenset(donated), ())
+    early = early_ends(stored, donated) if traits.updates_early else {}
+    ranges = live_ranges(stored, aliases, dtypes, traits, early=early)
     return dataclasses.replace(buffers, aliases=aliases, ranges=ranges)
 
 
-def _in_donated(module: Module) -> frozenset[int]:
-    """Ids of results that take the buffers of donated arguments."""
-    donated = {r for a, r in module.ties if a in module.donated}
-    results = enumerate(module.body.results)
-    return frozenset(x.id for i, x in results if i in donated and isinstance(x, Value))
+def _donated(module: Module) -> dict[int, int]:
+    """By id of a result in the buffer of a donated argument, the argument's id."""
+    args, results = module.body.args, module.body.results
+    ties = ((args[a], results[r]) for a, r in module.ties if a in module.donated)
+    return {x.id: arg.id for arg, x in ties if isinstance(x, Value)}
 
 
 def assign_inner_buffers(
@@ -105,7 +108,7 @@ def _region_buffers(
     dtypes: Dtypes,
     traits: XlaTraits,
     outside: Sources,
-    in_donated: frozenset[int] = frozenset(),
+    donated: Mapping[int, int] = MappingProxyType({}),
     carries: CarryPairs = (),
     defers: bool = False,
 ) -> Buffers:
@@ -115,9 +118,10 @@ def _region_buffers(
         for at in stored.reads
         if region.ops[at].regions
     }
-    aliases = alias(stored, rules, dtypes, traits, in_donated, carries)
+    aliases = alias(stored, rules, dtypes, traits, frozenset(donated), carries)
     deferred = _accumulated_products(stored, rules, uses, carries, inner) if defers else {}
-    ranges = live_ranges(stored, aliases, dtypes, traits, deferred)
+    early = early_ends(stored, donated) if traits.updates_early else {}
+    ranges = live_ranges(stored, aliases, dtypes, traits, deferred, early)
     repeats = {
         at: max(rules[region.ops[at].id].data_flow.trip_counts, default=1) > 1 for at in inner
     }

@@ -211,6 +211,8 @@ def live_curve(
     folded: Folded | None = None,
     places: KeptOps | None = None,
     inside: Sequence[Curve] = (),
+    *,
+    early: bool = False,
 ) -> Curve:
     """Builds the curve of a region's live ranges.
 
@@ -218,8 +220,10 @@ def live_curve(
       inside: curves of the regions of the region's ops.
       folded: fold of the region's module, for the curve of the quotient.
       places: ops of the region in the quotient; the body's by default.
+      early: updates run early (`memory/early_updates.py`); rows are the same.
     """
     ranges, region = buffers.ranges, buffers.region
+    stop = ranges.early_stop if early else ranges.stop
     kernel = np.zeros(max(len(region.ops), 1) + 1, dtype=np.int64)
     for at in _large_kernels(buffers, machine.traits):
         kernel[at] = 1
@@ -228,7 +232,7 @@ def live_curve(
     kernel = np.cumsum(kernel)
     results = [x.id for x in region.results if isinstance(x, Value)]
     over = [at for at in buffers.inner if region.ops[at].params.get(ACCUMULATES)]
-    near = kernel[ranges.stop] - kernel[_first_kernels(buffers, over)] <= (
+    near = kernel[stop] - kernel[_first_kernels(buffers, over)] <= (
         machine.traits.vmem_lifetime_kernels
     )
     near &= ~np.isin(ranges.value, results)
@@ -249,8 +253,8 @@ def live_curve(
         places = None
     if places is not None:
         # A move of an op's result is positioned at the row after the op's.
-        ends = np.concatenate((ranges.start, ranges.start + 1, ranges.stop))
-        rows, following = _rows(places, ends)
+        ends = ranges.start, ranges.start + 1, ranges.stop, ranges.early_stop
+        rows, following = _rows(places, np.concatenate(ends))
     position = covered = rows
     cover = rows
     if places is not None:
@@ -260,7 +264,7 @@ def live_curve(
         cover = np.cumsum([0, *map(len, spans[:-1])])
     values = len(folded.module.values) if folded else int(np.max(ranges.value, initial=-1)) + 1
     first = np.searchsorted(rows, ranges.start, side="left")
-    last = np.searchsorted(rows, ranges.stop, side="right")
+    last = np.searchsorted(rows, stop, side="right")
 
     def changes(which: Bools) -> _Changes:
         which = which & (classes >= 0)
@@ -289,6 +293,22 @@ def live_curve(
         values=values,
         changing=changing,
     )
+
+
+def early_curve(
+    buffers: Buffers, machine: Machine, inside: Sequence[Curve], folded: Folded | None = None
+) -> Curve | None:
+    """`live_curve` of a module's body if updates run early; None if that is the same."""
+    if not early_values(buffers):
+        return None
+    return live_curve(buffers, machine, folded, inside=inside, early=True)
+
+
+def early_values(buffers: Buffers) -> list[int]:
+    """Ids of the values of a region that live shorter if updates run early."""
+    ranges = buffers.ranges
+    found: list[int] = ranges.value[ranges.early_stop < ranges.stop].tolist()
+    return found
 
 
 def _has_loops(inner: Sequence[Buffers]) -> bool:

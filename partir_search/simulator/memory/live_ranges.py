@@ -25,6 +25,7 @@ class LiveRanges:
 
     Attributes:
       start / stop / value: [intervals] first and last position, and id of the value.
+      early_stop: [intervals] last position if updates run early (`memory/early_updates.py`).
       weight: [intervals] bytes as a multiple of the value's.
     """
 
@@ -33,6 +34,7 @@ class LiveRanges:
     stop: Ints
     value: Ints
     weight: Floats
+    early_stop: Ints
 
     def __str__(self) -> str:
         columns = (self.value, self.start, self.stop, self.weight)
@@ -46,12 +48,14 @@ def live_ranges(
     dtypes: Dtypes,
     traits: XlaTraits,
     deferred: Mapping[int, int] = MappingProxyType({}),
+    early: Mapping[int, int] = MappingProxyType({}),
 ) -> LiveRanges:
     """Live ranges of a region's stored values without its arguments.
 
     Args:
       deferred: by position of a product fused into the only reader of the product, the position
         at which that kernel runs.
+      early: by id of a value, the last position if updates run early.
     """
     region, made, skipped = stored.region, stored.made, set(aliases.unallocated)
     end = max(len(region.ops) - 1, 0)
@@ -69,7 +73,10 @@ def live_ranges(
     columns = np.array(live + wide + working, dtype=np.int64).reshape(-1, 3)
     besides = [_workspace(v, stored, ends, dtypes) for v in in_two_forms]
     weights = np.array(weight + [2.0] * len(wide) + besides)
-    return LiveRanges(region, columns[:, 0], columns[:, 1], columns[:, 2], weights)
+    start, stop, value = columns.T
+    early_stop = stop.copy()
+    early_stop[: len(live)] = [min(until, early.get(v, until)) for _, until, v in live]
+    return LiveRanges(region, start, stop, value, weights, early_stop)
 
 
 def _workspace(v: int, stored: Materialized, ends: Mapping[int, int], dtypes: Dtypes) -> float:

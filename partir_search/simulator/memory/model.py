@@ -35,6 +35,8 @@ class MemoryModel:
       overwritten: by id of a dot's result, the earlier value in its buffer, and that value's last
         position without the epilogue (`memory/aliases.py`).
       wide_forward: ids of values with a second copy of twice the width (`Dtypes.wide_forward`).
+      early: the curve if updates run early; None if that is the same (`memory/early_updates.py`).
+      early_values: ids of values that live shorter then.
     """
 
     nbytes: Floats
@@ -49,6 +51,8 @@ class MemoryModel:
     read_until: Sequence[int]
     overwritten: Mapping[int, tuple[int, int]]
     wide_forward: Set[int]
+    early: Curve | None = None
+    early_values: Set[int] = frozenset()
 
     def __str__(self) -> str:
         rows = [
@@ -70,15 +74,18 @@ class MemoryModel:
             found[values] = True
         return bytearray(found)
 
-    def live_bytes(self, nbytes: Floats, stored_casts: Set[int] = frozenset()) -> Floats:
-        """[R] bytes of stored values along the curve, without arguments.
+    def live_bytes(
+        self, nbytes: Floats, stored_casts: Set[int] = frozenset(), curve: Curve | None = None
+    ) -> Floats:
+        """[R] bytes of stored values along a curve, without arguments.
 
         Args:
           nbytes: [values] local bytes.
           stored_casts: ids of weight casts that are stored under this partition.
+          curve: the lower of both by default.
         """
         fused = self.casts.mask
         if stored_casts:
             fused = fused.copy()
             fused[list(stored_casts)] = False
-        return self.curve.bytes_at(np.where(fused, 0.0, nbytes))
+        return (curve or self.early or self.curve).bytes_at(np.where(fused, 0.0, nbytes))

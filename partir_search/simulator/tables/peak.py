@@ -43,7 +43,7 @@ def read_peak(
     temporaries = simulated.temporaries
     stored = ~memory.casts.mask
     stored[list(temporaries.stored_casts)] = True
-    weights, besides = memory.curve.row_weights(row, np.where(stored, nbytes, 0.0))
+    weights, besides = simulated.curve.row_weights(row, np.where(stored, nbytes, 0.0))
     per_value: Floats = memory.argument_counts.astype(np.float64, copy=True)
     per_value[: len(weights)] += np.where(stored[: len(weights)], weights, 0.0)
     positions = memory.curve.positions_of(row)

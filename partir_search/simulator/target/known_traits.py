@@ -52,6 +52,9 @@ _TPU = XlaTraits(
     tile_lanes=128,
     tile_sublanes=8,
     copies_reduced_rows=True,
+    updates_early=True,
+    combined_reduction_bytes=125_829_120,
+    gathers_donated_last=True,
 )
 _GPU = XlaTraits(
     fuses_lookups=True,

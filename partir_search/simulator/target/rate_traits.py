@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from partir_search.lowering.traits import described, trait
-from partir_search.simulator.target.scatter_traits import ScatterTraits
+from partir_search.simulator.target.schedule_traits import ScheduleTraits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RateTraits(ScatterTraits):
+class RateTraits(ScheduleTraits):
     """Rates of kernels on a GPU; fields of `XlaTraits`."""
 
     atomic_update_bytes: Mapping[str, float] = dataclasses.field(
