@@ -24,7 +24,7 @@ from partir_search.simulator.breakdown import cost_by_op
 from partir_search.simulator.cost import Cost, OpCost
 from partir_search.simulator.memory.curve import Curve, early_curve, early_values, live_curve
 from partir_search.simulator.memory.region_summaries import curves_inside
-from partir_search.simulator.memory.step_end import curve_of, with_updates
+from partir_search.simulator.memory.step_end import curve_of, waiting_bytes, with_gathers
 from partir_search.simulator.memory.temporaries import Temporaries, redistribution_temporaries
 from partir_search.simulator.memory.weight_casts import fuse_weight_casts
 from partir_search.simulator.models import model_fold, model_program
@@ -74,6 +74,7 @@ class Simulation:
     Attributes:
       seconds_of: [ops] seconds of one run of each op.
       curve: of the program's live bytes; rows are those of the memory model's.
+      waiting: [R] bytes of gradients that wait for the all_reduces of others.
       live: [R] live bytes along the curve, arguments included.
     """
 
@@ -85,6 +86,7 @@ class Simulation:
     split: SplitKernels
     temporaries: Temporaries
     curve: Curve
+    waiting: Floats
     live: Floats
 
     def __str__(self) -> str:
@@ -286,15 +288,17 @@ class CostModel:
             time.splits.reduced,
             self.machine.traits,
         )
-        traits, curve = self.machine.traits, curve_of(scheduled, memory, self.machine.traits)
-        temporaries = with_updates(
-            temporaries, scheduled, found.nbytes, facts, memory, curve, traits
-        )
-        casts, known = temporaries.stored_casts, curve is (memory.early or memory.curve)
-        stored = load.live
-        if casts or not known:
-            stored = memory.live_bytes(found.nbytes, casts, curve)
-        live = stored + curve.temporaries_at(temporaries.bytes_at)
+        traits, nbytes = self.machine.traits, found.nbytes
+        temporaries = with_gathers(temporaries, scheduled, facts, memory, traits)
+        casts, curve = temporaries.stored_casts, curve_of(scheduled, memory, traits)
+        stored, waiting = load.live, np.zeros_like(load.live)
+        if casts or (memory.early is not None and curve is not memory.early):
+            stored = memory.live_bytes(nbytes, casts, curve)
+        if curve is memory.early:
+            most = waiting_bytes(scheduled, nbytes, memory, traits)
+            late = memory.live_bytes(nbytes, casts, memory.curve)
+            waiting = np.clip(late - stored, 0.0, most)
+        live = stored + waiting + curve.temporaries_at(temporaries.bytes_at)
         cost = _cost(load, overlapped, split, live, self.machine)
         live = load.argument_bytes + live
         return Simulation(
@@ -306,6 +310,7 @@ class CostModel:
             split=split,
             temporaries=temporaries,
             curve=curve,
+            waiting=waiting,
             live=live,
         )
 

@@ -9,7 +9,6 @@ into the arguments' buffers at last (`XlaTraits.gathers_donated_last`).
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Iterator
 
@@ -54,66 +53,48 @@ def _reshards(scheduled: ScheduledRegion) -> Iterator[Reshard]:
                 yield from _reshards(region)
 
 
-def with_updates(
-    temporaries: Temporaries,
-    scheduled: ScheduledRegion,
-    nbytes: Floats,
-    facts: ProgramFacts,
-    memory: MemoryModel,
-    curve: Curve,
-    traits: XlaTraits,
-) -> Temporaries:
-    """Temporaries with what updates wait for.
+def waiting_bytes(
+    scheduled: ScheduledRegion, nbytes: Floats, memory: MemoryModel, traits: XlaTraits
+) -> float:
+    """Bytes of the gradients that wait for one another's all_reduces, with updates early.
+
+    The largest gradients that are combined in one all_reduce, but for the largest of all.
 
     Args:
       nbytes: [values] local bytes.
-      curve: of the program.
     """
-    extra = temporaries.bytes_at.copy()
-    if curve is memory.early:
-        _combine(extra, scheduled, nbytes, memory, traits)
-    elif traits.gathers_donated_last and runs_asynchronously(scheduled, traits):
-        gathered: dict[int, tuple[int, int]] = {}  # the last of several has the whole value
-        for item, *_ in scheduled.steps:
-            if isinstance(item, Reshard) and gathers_into_donated(item, facts):
-                value, times = item.target.value, memory.regions.moves(item.op, item.target.value)
-                gathered[value.id] = item.target.nbytes, times
-        total = sum(size * times for size, times in gathered.values())
-        on_chip = traits.vmem_resident_fraction * curve.vmem_bytes
-        largest = max((size for size, _ in gathered.values()), default=0)
-        extra[len(scheduled.members) - 1] += total - min(largest, on_chip)
-    return dataclasses.replace(temporaries, bytes_at=extra)
+    found: dict[int, tuple[float, int]] = {}
+    for item, *_ in scheduled.steps:
+        if isinstance(item, Reshard) and isinstance(item.step, AllReduce):
+            v = item.target.value.id
+            if v in memory.early_values:
+                found[v] = float(nbytes[v]), memory.regions.runs(item)
+    together, largest = 0.0, max((size for size, _ in found.values()), default=0.0)
+    for size, times in sorted(found.values(), reverse=True):
+        if size:
+            together += size * min(times, (traits.combined_reduction_bytes - together) // size)
+    return max(0.0, together - largest)
 
 
-def _combine(
-    extra: Floats,
+def with_gathers(
+    temporaries: Temporaries,
     scheduled: ScheduledRegion,
-    nbytes: Floats,
+    facts: ProgramFacts,
     memory: MemoryModel,
     traits: XlaTraits,
-) -> None:
-    """Adds gradients that wait for the all_reduces of others, in place."""
-    most = traits.combined_reduction_bytes
-    waiting: dict[object, list[tuple[int, float]]] = collections.defaultdict(list)
-
-    def end(group: list[tuple[int, float]]) -> None:
-        last = max((at for at, _ in group), default=0)
-        for at, size in group:
-            extra[at + 1 : last + 1] += size
-        group.clear()
-
-    for item, at, *_ in scheduled.steps:
-        if not isinstance(item, Reshard) or not isinstance(item.step, AllReduce):
-            continue
-        v = item.target.value
-        if v.id not in memory.early_values:
-            continue
-        size, group = float(nbytes[v.id]), waiting[item.step.axes]
-        if sum(s for _, s in group) + size > most:
-            end(group)
-        group.append((at, size))
-        layers = memory.regions.moves(item.op, v)
-        if layers > 1:  # of a quotient: further layers' gradients
-            extra[at] += max(0.0, min((layers - 1) * size, most - size))
-    for group in waiting.values():
-        end(group)
+) -> Temporaries:
+    """Temporaries with values gathered for donated arguments, at the end of the step."""
+    if not traits.gathers_donated_last or not runs_asynchronously(scheduled, traits):
+        return temporaries
+    gathered: dict[int, tuple[int, int]] = {}  # the last of several has the whole value
+    for item, *_ in scheduled.steps:
+        if isinstance(item, Reshard) and gathers_into_donated(item, facts):
+            value, times = item.target.value, memory.regions.moves(item.op, item.target.value)
+            gathered[value.id] = item.target.nbytes, times
+    if not gathered:
+        return temporaries
+    on_chip = traits.vmem_resident_fraction * memory.curve.vmem_bytes
+    total = sum(size * times for size, times in gathered.values())
+    extra = temporaries.bytes_at.copy()
+    extra[len(scheduled.members) - 1] += total - min(max(gathered.values())[0], on_chip)
+    return dataclasses.replace(temporaries, bytes_at=extra)

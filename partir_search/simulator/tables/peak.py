@@ -51,7 +51,7 @@ def read_peak(
         positions = np.array([position], dtype=np.int64)
     held = temporaries.bytes_at[positions]
     builder = ModelBuilder(shares.variables.sizes)
-    builder.constant = besides + float(np.max(held))
+    builder.constant = besides + float(np.max(held)) + float(simulated.waiting[row])
     ops = model.module.body.ops
     at_row = int(memory.curve.position[row])
     if at_row < len(ops) and ops[at_row].regions:
