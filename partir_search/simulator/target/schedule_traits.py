@@ -17,10 +17,10 @@ class ScheduleTraits(ScatterTraits):
         "flag",
         "Runs updates of donated state as soon as their gradients are there, in programs without"
         " asynchronous collectives.",
-        "Steps with more parameters than activations, compiled for v5e and v5p: five data-parallel"
-        " plans of MLPs and of a language model of 1,024 tokens are 16 to 25 % too high without, 5"
-        " too low to 0.3 too high with. Of plans of programs written afterwards two go from +14 and"
-        " +12 to -4 and -6 %, one from -14 to -20.",
+        "Steps with more parameters than activations, compiled for v5e and v5p: five plans of MLPs"
+        " and of a language model of 1,024 tokens are 16 to 25 % too high under data parallelism"
+        " without, 5 too low to 0.3 too high with. Of plans of programs written afterwards two go"
+        " from +14 and +12 to -4 and -6 %, one from -14 to -20.",
     )
     combined_reduction_bytes: int = trait(
         0,
@@ -36,6 +36,6 @@ class ScheduleTraits(ScatterTraits):
         " asynchronous collectives.",
         "ZeRO-2 on v5e: 10 of 12 gathered parameters of an MLP, 67 MB each, are live at the end of"
         " the step. Five plans are 21 to 32 % too low without, 0 to 6 too high with; the mean error"
-        " of eight plans of programs written afterwards is 19 % without and 14 with. On v5p, where no"
-        " gather is asynchronous, one is copied after the other.",
+        " of eight plans of programs written afterwards is 19 % without and 14 with. On v5p, where"
+        " no gather is asynchronous, one is copied after the other.",
     )
