@@ -1,8 +1,8 @@
 """Early updates of donated state (`XlaTraits.updates_early`).
 
 A kernel that writes into donated arguments alone takes no memory. Without asynchronous collectives
-XLA:TPU orders a program for memory: such a kernel runs as soon as its operands are there. A gradient
-need not wait for the end of the step, unless a global norm scales it.
+XLA:TPU orders a program for memory: such a kernel runs as soon as its operands are there, and a
+gradient need not wait for the end of the step, unless a global norm scales it.
 """
 
 from __future__ import annotations
