@@ -41,10 +41,10 @@ def values_outside(module: Module, rule: Callable[[Op], OpRule]) -> Mapping[int,
 
 
 def arguments_of(edges: DataFlowEdges, *, stacked: bool = True) -> dict[int, Places]:
-    """By operand that is no carry, the arguments of regions with its value or its elements.
+    """By operand, without carries, the arguments of regions with the operand's value or elements.
 
     Args:
-      stacked: with operands of which an iteration reads an element.
+      stacked: with operands read element by element.
     """
     carried = {(to, place) for _, _, to, place in edges.carries}
     shared: dict[tuple[int, int], Places] = {}

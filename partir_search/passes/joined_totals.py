@@ -1,6 +1,6 @@
-"""Totals of a loop over microbatches that are added after the loop, as one total.
+"""Totals of a loop over microbatches, added after the loop, as one total.
 
-A matrix that is embedding and head has two gradients in each microbatch: of the rows looked up, and
+A matrix used as embedding and head has two gradients in each microbatch: of the rows looked up, and
 of the product with the head. Accumulated apart, and added after the loop, these are two arrays of
 the matrix's size in f32. One total takes both additions of a microbatch, one after the other. Moves
 between a total and the sum of totals, such as transpositions, are done in the loop, before the
@@ -64,7 +64,7 @@ class _Sum:
     Attributes:
       result: the sum of all terms.
       terms: in the order of the additions of a microbatch.
-      additions: ops that add the terms.
+      additions: ops to add the terms.
     """
 
     result: Value
@@ -101,7 +101,7 @@ class _Carries:
         return self._makers[x.id] if isinstance(x, Value) else None
 
     def addition(self, number: int) -> Op | None:
-        """The op that adds to a carry with zeros at first; None for any further carry."""
+        """The addition to a carry with zeros at first; None for any further carry."""
         if not self._is_zeros(self._starts[number]):
             return None
         maker = self.maker(self.loop.regions[0].results[number])
@@ -110,7 +110,7 @@ class _Carries:
         return maker if maker.operands[0] is self._arguments[number] else None
 
     def start(self, number: int) -> Op:
-        """The op that makes zeros for a total."""
+        """The maker of zeros for a total."""
         maker = self.maker(self._starts[number])
         assert maker is not None
         return maker
@@ -175,7 +175,7 @@ class _Finder:
         return bool(self._rules(op).linear) and x.type.dtype == result.type.dtype
 
     def _in_order(self, joined: _Sum) -> _Sum:
-        """A sum with the terms in the order in which a microbatch makes them."""
+        """A sum with the terms in the order of a microbatch."""
 
         def position(term: _Term) -> int:
             addition = self._carries.addition(term.number)
@@ -214,7 +214,7 @@ class _Writer(Rewriter):
         return found
 
     def _joined(self) -> list[Op]:
-        """The loop with one total for each sum, the zeros before it, and the casts after it."""
+        """The loop with one total for each sum, the zeros before, and the casts after the loop."""
         loop, (body,) = self._loop, self._loop.regions
         consts, count = int(loop.params["num_consts"]), int(loop.params["num_carry"])
         before, after, ops = list[Op](), list[Op](), list(self.ops(body))
@@ -280,7 +280,7 @@ class _Writer(Rewriter):
         return found
 
     def _narrowed(self, each: _Sum, final: Value, near: Op) -> list[Op]:
-        """The op that makes the sum of totals from the loop's result."""
+        """The maker of the sum of totals from the loop's result."""
         if final is self.value(each.result):
             return []
         dtype = each.result.type.dtype
@@ -293,7 +293,7 @@ class _Writer(Rewriter):
 
 
 def _without_casts(moves: Sequence[Op]) -> list[Op]:
-    """Moves without casts, and without pairs of transpositions that undo each other."""
+    """Moves without casts, and without pairs of inverse transpositions."""
     found = list[Op]()
     for op in moves:
         if role_of(op) is Role.CAST:

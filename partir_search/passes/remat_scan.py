@@ -119,9 +119,9 @@ def scan_remat(
 
 
 def copied_ops(module: Module, uses: DefUse, remat: ScanRemat, user: int) -> tuple[int, ...]:
-    """Positions, in the scan's region, of the ops that a backward scan runs again.
+    """Positions, in the scan's region, of the ops recomputed by a backward scan.
 
-    Ops for residuals that only other backward scans read are none of them.
+    Ops for residuals read by further backward scans alone are left out.
 
     Args:
       uses: of the module.

@@ -1,4 +1,4 @@
-"""Operands and results of ops with regions that no op reads, left out."""
+"""Removal of unread operands and results of ops with regions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from partir_search.rules.region_parts import may_lose_parts, without_operands, w
 
 
 def without_unread(module: Module, rule: Callable[[Op], OpRule]) -> Module:
-    """Module without operands and results of loops that no op reads, and without their makers.
+    """Module without unread operands and results of loops, and without their makers.
 
-    Differentiation leaves residuals that the backward loop does not read: XLA removes them.
+    Differentiation leaves residuals without a reader in the backward loop; XLA removes both.
     Carries are kept.
     """
     if not any(_unread_parts(module, rule)):
@@ -24,7 +24,7 @@ def without_unread(module: Module, rule: Callable[[Op], OpRule]) -> Module:
 
 
 def _unread_parts(module: Module, rule: Callable[[Op], OpRule]) -> Iterator[bool]:
-    """True for each op with regions that has a part to leave out."""
+    """True for each op with regions and with a part to leave out."""
     loops = [op for op in module.ops if op.regions and may_lose_parts(op)]
     if not loops:
         return
@@ -73,13 +73,13 @@ class _WithoutUnread(Rewriter):
 
 
 def _unread_results(op: Op, edges: DataFlowEdges, read: Container[Value]) -> list[int]:
-    """Indices of results that no op reads, but for the last values of carries."""
+    """Indices of unread results, but for the last values of carries."""
     carried = _carried_results(edges)
     return [j for j, x in enumerate(op.results) if x not in read and j not in carried]
 
 
 def _unread_operands(op: Op, edges: DataFlowEdges, read: Container[Value]) -> list[int]:
-    """Indices of operands that no region reads, but for carries."""
+    """Indices of operands unread in all regions, but for carries."""
     return [
         operand
         for operand, places in arguments_of(edges).items()

@@ -8,7 +8,7 @@ from typing import Any
 
 PIPELINE = {
     "trace": "jaxpr of the call, read into the IR",
-    "unread": "operands and results of loops that no op reads, left out",
+    "unread": "unread operands and results of loops, left out",
     "row_lookups": "look-ups and updates at the number of each row within rows",
     "early_lookups": "look-ups within rows before the elementwise functions of the array",
     "microbatches": "the batch on a time axis, and the loop over its parts",

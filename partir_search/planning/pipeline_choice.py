@@ -181,7 +181,7 @@ def candidates(
 
 
 def _fills(stack: Stack, cuts: int) -> bool:
-    """True if `cuts` parts of every stack are padded by layers that a pipeline admits."""
+    """True if `cuts` parts of every stack are padded by a permitted number of layers."""
     return not any(too_empty(n, cuts) for n in stack.counts)
 
 
@@ -192,7 +192,7 @@ def _tactics(
     machine: Machine,
     admits: Callable[[Stack, int], bool],
 ) -> Iterator[Pipeline]:
-    """Every pipeline with numbers that divide: chunks the layers, microbatches the batch.
+    """Every pipeline with divisors as numbers: chunks of the layers, microbatches of the batch.
 
     Args:
       admits: function from the layers and a number of parts to True for parts to choose from.

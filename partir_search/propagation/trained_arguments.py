@@ -1,4 +1,4 @@
-"""Arguments that a program trains: updated with a gradient, or differentiated."""
+"""Arguments trained by a program: updated with a gradient, or differentiated."""
 
 from __future__ import annotations
 

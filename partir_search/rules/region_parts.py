@@ -50,7 +50,7 @@ def without_operands(op: Op, dropped: Collection[int], edges: DataFlowEdges) -> 
     """A region op without operands whose arguments no region reads.
 
     Args:
-      dropped: positions of operands that are no carries.
+      dropped: positions of operands, no carries.
       edges: data flow of `op`.
 
     Raises:
@@ -77,7 +77,7 @@ def without_results(op: Op, dropped: Collection[int], edges: DataFlowEdges) -> O
     """A region op without results, each the result of one run of a region.
 
     Args:
-      dropped: positions of results without readers, none of them of a carry.
+      dropped: positions of results without readers, none of a carry.
       edges: data flow of `op`.
     """
     gone = {(r, place) for r, place, j, _ in edges.outputs if j in dropped}

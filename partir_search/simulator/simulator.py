@@ -73,7 +73,7 @@ class Simulation:
 
     Attributes:
       seconds_of: [ops] seconds of one run of each op.
-      curve: of the program's live bytes; rows are those of the memory model's.
+      curve: of the program's live bytes; with the rows of the memory model's.
       waiting: [R] bytes of gradients that wait for the all_reduces of others.
       live: [R] live bytes along the curve, arguments included.
     """

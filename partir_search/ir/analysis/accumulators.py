@@ -84,7 +84,7 @@ def _in_loop(
 
 
 def _way(op: Op, edge: CarryEdge, rules: Sequence[OpRule], uses: DefUse) -> Accumulator | None:
-    """The carry of a loop to which the loop, or loops inside of it, add values.
+    """The carry of a loop with values added by the loop, or by loops inside.
 
     None if a further op reads a sum, or a value added.
     """
@@ -118,7 +118,7 @@ def _way(op: Op, edge: CarryEdge, rules: Sequence[OpRule], uses: DefUse) -> Accu
 
 
 def _carried(op: Op, edges: DataFlowEdges, first: Value) -> tuple[CarryEdge, Value] | None:
-    """Carry of a loop with operand `first` before the loop, and the loop's result after it."""
+    """Carry of a loop with operand `first`, and the result of the loop for the carry."""
     starts = {(e.region, e.argument): op.operands[e.operand] for e in edges.inputs}
     finals = {(e.region, e.argument): op.results[e.op_result] for e in edges.finals}
     for edge in edges.carries:

@@ -1,4 +1,4 @@
-"""Loops over the ticks of a pipeline, among the ops that a function was read into."""
+"""Loops over the ticks of a pipeline, among the ops of a function."""
 
 from __future__ import annotations
 

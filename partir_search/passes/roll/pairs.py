@@ -28,7 +28,7 @@ def paired(region: Region, found: Sequence[Sequence[Found]]) -> tuple[list[Paire
 
     Layers without a partner (the first one of a stack with more parameters) are left out, and
     repeats of one computation on no values of their own that no backward layers belong to. Forward
-    layers that read earlier ones in reverse, as in a U-Net, are no backward layers.
+    layers with earlier ones read in reverse, as in a U-Net, are no backward layers.
 
     Args:
       found: for each repeat, choices of the first op of a layer.

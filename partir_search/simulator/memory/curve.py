@@ -298,14 +298,14 @@ def live_curve(
 def early_curve(
     buffers: Buffers, machine: Machine, inside: Sequence[Curve], folded: Folded | None = None
 ) -> Curve | None:
-    """`live_curve` of a module's body if updates run early; None if that is the same."""
+    """`live_curve` of a module's body if updates run early; None if equal."""
     if not early_values(buffers):
         return None
     return live_curve(buffers, machine, folded, inside=inside, early=True)
 
 
 def early_values(buffers: Buffers) -> list[int]:
-    """Ids of the values of a region that live shorter if updates run early."""
+    """Ids of a region's values with shorter lives if updates run early."""
     ranges = buffers.ranges
     found: list[int] = ranges.value[ranges.early_stop < ranges.stop].tolist()
     return found

@@ -1,8 +1,8 @@
 """Early updates of donated state (`XlaTraits.updates_early`).
 
-A kernel that writes into donated arguments alone takes no memory. Without asynchronous collectives
-XLA:TPU orders a program for memory: such a kernel runs as soon as its operands are there, and a
-gradient need not wait for the end of the step, unless a global norm scales it.
+A kernel with results in donated arguments alone takes no memory. Without asynchronous collectives
+XLA:TPU orders a program for memory: the kernel runs as soon as all operands are made, and a
+gradient need not wait for the end of the step, unless scaled by a global norm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from partir_search.simulator.memory.materialize import Materialized
 
 
 def early_ends(stored: Materialized, donated: Mapping[int, int]) -> dict[int, int]:
-    """Last positions of the values that live shorter if updates run early.
+    """Last positions of the values with shorter lives if updates run early.
 
     Args:
       donated: by id of a result in a donated argument's buffer, the argument's id.
@@ -47,7 +47,7 @@ def _ready(
     donated: Mapping[int, int],
     readers: Mapping[int, list[int]],
 ) -> int:
-    """Position from which on an update may run.
+    """First position of an update.
 
     All operands are made by then, and the arguments that it overwrites are read by no further
     kernel but updates.

@@ -35,8 +35,8 @@ class MemoryModel:
       overwritten: by id of a dot's result, the earlier value in its buffer, and that value's last
         position without the epilogue (`memory/aliases.py`).
       wide_forward: ids of values with a second copy of twice the width (`Dtypes.wide_forward`).
-      early: the curve if updates run early; None if that is the same (`memory/early_updates.py`).
-      early_values: ids of values that live shorter then.
+      early: the curve if updates run early; None if equal (`memory/early_updates.py`).
+      early_values: ids of values with shorter lives then.
     """
 
     nbytes: Floats

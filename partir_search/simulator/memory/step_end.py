@@ -1,6 +1,6 @@
-"""Memory of updates: their order in a step, and what they wait for.
+"""Memory of updates: order in a step, and reductions awaited.
 
-XLA:TPU orders a program for memory, and updates run as soon as their gradients are there
+XLA:TPU orders a program for memory, and updates run as soon as their gradients are made
 (`XlaTraits.updates_early`); all_reduces of gradients are combined, and wait for one another
 (`XlaTraits.combined_reduction_bytes`). Where a collective is asynchronous, another scheduler puts
 updates at the end of the step. Values gathered for donated arguments follow them, and are copied
@@ -56,9 +56,9 @@ def _reshards(scheduled: ScheduledRegion) -> Iterator[Reshard]:
 def waiting_bytes(
     scheduled: ScheduledRegion, nbytes: Floats, memory: MemoryModel, traits: XlaTraits
 ) -> float:
-    """Bytes of the gradients that wait for one another's all_reduces, with updates early.
+    """Bytes of the gradients waiting for one another's all_reduces, with updates early.
 
-    The largest gradients that are combined in one all_reduce, but for the largest of all.
+    The largest gradients of one combined all_reduce, but for the largest of all.
 
     Args:
       nbytes: [values] local bytes.

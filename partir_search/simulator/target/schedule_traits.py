@@ -10,7 +10,7 @@ from partir_search.simulator.target.scatter_traits import ScatterTraits
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleTraits(ScatterTraits):
-    """Order of updates, and what they wait for; fields of `XlaTraits`."""
+    """Order of updates, and reductions awaited; fields of `XlaTraits`."""
 
     updates_early: bool = trait(
         False,
