@@ -34,6 +34,7 @@ from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad
 from partir_search.passes.parallel_iterations import with_parallel_iterations
 from partir_search.passes.row_lookups import with_row_lookups
+from partir_search.passes.unread import without_unread
 from partir_search.passes.views import with_views
 from partir_search.planning.assignments import decisions_to
 from partir_search.propagation.actions import action_from_json
@@ -84,6 +85,7 @@ def check(seed: int) -> None:
     rng = random.Random(seed)
     mesh = rng.choice(MESHES)
     if rng.random() < 0.5:
+        module = without_unread(module, RuleTable())
         module = with_views(with_early_lookups(with_row_lookups(module)))
         verify(module)
     if rng.random() < 0.5:

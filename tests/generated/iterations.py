@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def iterations(self: Builder) -> None:
     """A scan over the rows of a value, that may close over another value, add to carries, count,
-    hand a carry on, and hold loops, branches, random numbers and recomputed regions.
+    hand a carry on, and hold loops, branches, random numbers and recomputed regions. Some elements
+    and results are read by no op.
     """
     i = self.pick(lambda s: len(s) >= 2)
     if i is None:
@@ -24,6 +25,7 @@ def iterations(self: Builder) -> None:
     forms = rng.sample(["closed", "loop", "branch", "random", "matrix", "nested"], 3)
     remat, reverse, sums, counts, kept = (rng.random() < 0.4 for _ in range(5))
     wanted = rng.choice(["rows", "sum", "both"])
+    unread = rng.random() < 0.4
 
     def run(v: list[Any]) -> Any:
         table = v[j]
@@ -47,17 +49,19 @@ def iterations(self: Builder) -> None:
 
         one = jax.checkpoint(one) if remat else one
 
-        def body(carry: Any, x: Any) -> Any:
-            total, n, scale = carry
+        def body(carry: Any, each: Any) -> Any:
+            (total, n, scale), (x, more) = carry, each
             y = one(x, n if counts else 2, scale)
             if sums:
                 total = total + y / 8 + 0.1 * y
-            return (total, n + 3, scale if kept else 0.75), y
+            more = (jnp.exp(more), total) if unread else ()
+            return (total, n + 3, scale if kept else 0.75), (y, more)
 
         first = jnp.zeros(shape[1:]) + (0.1 * table.mean() if kept else 0.0)
         scale = 1 + 0.1 * jnp.tanh(table).mean() if kept else jnp.float32(0.75)
         carry = first, jnp.int32(1), scale
-        (total, n, _), rows = lax.scan(body, carry, v[i], reverse=reverse)
+        elements = v[i], 2 * v[i] if unread else ()
+        (total, n, _), (rows, _) = lax.scan(body, carry, elements, reverse=reverse)
         rows = rows + 0.001 * n if counts else rows
         if wanted == "rows":
             return rows
