@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 
 from partir_search.ir.mesh import MeshShape
-from partir_search.mcts.game import Move, play, rewind
+from partir_search.mcts.game import Move, Score, play, rewind
 from partir_search.plan.lower_bound import LaterBound, LowerBound, found_in_full
 from partir_search.planning.answers_in_space import MeshPlanner
 from partir_search.planning.assignments import Assign, decisions_to
@@ -37,8 +37,10 @@ def answers_unsplit(
     """The best assignments along whole axes, as moves of a game on the split mesh.
 
     The bound is of plans without sub-axes; plans with sub-axes may be faster. An answer near the
-    bound settles the search, another keeps all episodes. Answers along sub-axes keep their place,
-    and get the bound of one start along whole axes, which no search reads: found at first access.
+    bound settles the search, another keeps all episodes. Exact steps end early where a known
+    strategy along sub-axes is far ahead of the first answer. The bound is then found at first
+    access, and so is that beside answers along sub-axes, which keep their place: of one start
+    along whole axes, which no search reads.
 
     Args:
       planner: of the mesh with sub-axes.
@@ -64,20 +66,30 @@ def answers_unsplit(
     plain = planner.on_mesh(mesh.user, split=False)
     names, before, exclude = tuple(names), tuple(before), tuple(exclude)  # for later
 
-    def answers(*, bound_alone: bool) -> tuple[PlanningGame, ExactAnswer]:
+    def answers(beat: Score | None, *, bound_alone: bool) -> tuple[PlanningGame, ExactAnswer]:
         _, whole = plain.game(names, before, exclude)
         known = named_strategies(plain.mesh, names, whole.targets, stages=planner.stage_axes)
+        whole.beat = beat
         return whole, exact_moves(whole, known, episodes=episodes, bound_alone=bound_alone)
 
+    alone = LaterBound(lambda: _unsplit(answers(None, bound_alone=True)[1].lower_bound))
     if split.moves:
-        later = LaterBound(lambda: _unsplit(answers(bound_alone=True)[1].lower_bound))
-        return dataclasses.replace(split, later=later)
-    whole, found = answers(bound_alone=False)
+        return dataclasses.replace(split, later=alone)
+    whole, found = answers(_best_known(planner, game, names), bound_alone=False)
     axes = [plain.mesh.names.index(axis) for axis in mesh.whole]
     moves = [_split(game, whole, move, axes) for move in found.moves]
     settled = found.settled and found.nears_bound(NEAR)
-    later = LaterBound(functools.partial(_unsplit, found.lower_bound))
+    early = found.bound is None and found.steps is not None and found.steps.is_bounded
+    later = alone if early else LaterBound(functools.partial(_unsplit, found.lower_bound))
     return ExactAnswer(moves, settled, bound=found.bound, without=WITHOUT, later=later)
+
+
+def _best_known(planner: MeshPlanner, game: PlanningGame, names: Sequence[str]) -> Score | None:
+    """Score of the best known strategy of a game, or of the plan to beat if that is better."""
+    known = named_strategies(planner.mesh, names, game.targets, planner.streams, planner.stage_axes)
+    scores = [game.costed(moves)[0] for _, moves in known]
+    scores += [game.beat] if game.beat is not None else []
+    return min(scores, key=Score.rank, default=None)
 
 
 def _unsplit(bound: LowerBound | LaterBound | None) -> LowerBound | None:

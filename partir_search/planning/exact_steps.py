@@ -228,11 +228,9 @@ class ExactSteps:
           The bound; None if seconds are no goal, or the tables are too large.
         """
         allowed, tables = self._allowed(), self.tables
-        orders = len(tables.orders if allowed else tables.orders_from(tables.orders[0]))
-        count = sum(tables.variables.sizes)
-        if count > MAX_BOUNDED[0] or orders * count > MAX_BOUNDED[1]:
+        if not self._within(MAX_BOUNDED):
             return None
-        large = count > MAX_RAISED[0] or orders * count > MAX_RAISED[1]
+        large = not self._within(MAX_RAISED)
         raises &= not large
         labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
         seconds = self._cost(labels).seconds
@@ -254,6 +252,22 @@ class ExactSteps:
                 turns=RAISED_TURNS,
                 effort=RAISING * EFFORT if raises else EFFORT,
             )
+
+    @property
+    def is_bounded(self) -> bool:
+        """True if the tables are small enough for a bound."""
+        return self._within(MAX_BOUNDED)
+
+    def _within(self, limits: tuple[int, int]) -> bool:
+        """True for at most so many labels, and labels times orders of axes."""
+        count = sum(self.tables.variables.sizes)
+        return count <= limits[0] and self._orders * count <= limits[1]
+
+    @functools.cached_property
+    def _orders(self) -> int:
+        """Number of orders of axes with unlike costs."""
+        tables = self.tables
+        return len(tables.orders if self._allowed() else tables.orders_from(tables.orders[0]))
 
     def _decided(self, axis: int, *, all_choices: bool = False) -> Iterator[tuple[int, int]]:
         """Variables decided along an axis in the game's first state, with the dim or factor.
