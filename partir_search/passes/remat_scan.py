@@ -131,8 +131,8 @@ def copied_ops(module: Module, uses: DefUse, remat: ScanRemat, user: int) -> tup
     region, inner = scan.regions[0], backward.regions[0]
     returned = {x for x in inner.results if isinstance(x, Value)}
     pairs = zip(backward.operands, inner.args, strict=True)
-    read = {x for x, arg in pairs if uses.users[arg.id] or arg in returned}
-    results = [k for k in remat.dropped if scan.results[k] in read]
+    read = {id(x) for x, arg in pairs if uses.users[arg.id] or arg in returned}
+    results = [k for k in remat.dropped if id(scan.results[k]) in read]
     saved = (v for v in remat.stacked if uses.makers[v] is not None)
     return _slice(region, uses, results, {a.id for a in region.args}.union(saved))[0]
 

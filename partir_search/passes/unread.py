@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 
-from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.data_flow import DataFlowEdges
 from partir_search.ir.rule import OpRule
 from partir_search.passes.constants_of_regions import arguments_of
@@ -43,7 +43,7 @@ class _WithoutUnread(Rewriter):
         self._rule = rule
 
     def ops(self, old: Region) -> list[Op]:
-        read = {self.operand(x) for x in old.results}
+        read = {self.value(x) for x in old.results if isinstance(x, Value)}
         found: list[Op] = []
         for op in reversed(old.ops):
             results = set(map(self.value, op.results))
@@ -54,7 +54,7 @@ class _WithoutUnread(Rewriter):
             found.append(new)
         return found[::-1]
 
-    def _without_results(self, old: Op, read: set[Operand]) -> Op:
+    def _without_results(self, old: Op, read: Container[Value]) -> Op:
         """A new op with regions, without results outside of `read` and without unread operands."""
         if may_lose_parts(old):
             edges = self._rule(old).data_flow

@@ -169,7 +169,7 @@ def test_layers_written_out_are_planned() -> None:
     plan = step.plan(*entry.abstract_args(8))
     names = [r.name for r in plan.passes]
     assert names[:4] == ["trace", "unread", "row_lookups", "early_lookups"]
-    assert names[3:6] == ["scan_layers", "microbatches", "pipeline"]
+    assert names[4:7] == ["scan_layers", "microbatches", "pipeline"]
     moves = [c.times for c in plan.collectives if c.kind == "collective_permute"]
     assert moves == [3, 4, 4, 3]
     assert plan.attention
