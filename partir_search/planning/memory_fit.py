@@ -21,7 +21,6 @@ from partir_search.simulator.cost import Cost
 
 PROBES = 5  # plans made to find the fewest segments, at most
 SMALL_RESULTS = 0.002  # of a peak beyond the margin for fragmentation, for stored results
-MARGIN = 0.002  # of the limit, that the first plan's predicted peak stays below it
 MIN_GAIN = 0.003  # of a step's seconds, predicted for a further plan with fewer segments
 
 
@@ -224,12 +223,9 @@ def _fewest(
     segments = tuple(kinds)
     best, chosen, tried = full, segments, {segments}
     predicted_limit = limit - (full.cost.peak_bytes - peaks.peak(segments))
-    # A first plan just beyond the limit would be made in vain.
-    margin = min(MARGIN * limit, 0.5 * (limit - full.cost.peak_bytes))
     for predicted in (peaks, peaks.whole()):
         while len(tried) <= PROBES:
-            some = predicted.fewest(predicted_limit - margin, kinds)
-            margin = 0.0
+            some = predicted.fewest(predicted_limit, kinds)
             gain = peaks.spent(chosen) - peaks.spent(some)
             if some in tried or gain < MIN_GAIN * full.cost.seconds:
                 break
