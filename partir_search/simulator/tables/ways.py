@@ -34,7 +34,6 @@ J = TypeVar("J", bound=Hashable)
 K = TypeVar("K", bound=Hashable)
 
 MOST_COUNTED = 1 << 20  # numbers up to which the distinct ones are found by counting
-SAMPLED = 16  # entries of a table that are read before all: few tables have no move
 
 
 class Picked(NamedTuple, Generic[T]):
@@ -142,10 +141,7 @@ class Ways:
 
     def any_moves(self, items: Ints) -> bool:
         """True if some of the redistributions moves or reduces the value."""
-        some = items.ravel()[:: max(items.size // SAMPLED, 1)]
-        if any(self[i].moves for i in some.tolist()):
-            return True
-        return any(self[i].moves for i in np.unique(items).tolist())
+        return any(self[i].moves for i in _distinct(items, self._count)[0].tolist())
 
 
 class _Pairs:
