@@ -76,6 +76,21 @@ def test_check_has_the_state_of_the_plan(
         assert replayed[-1].plan.module.ties == plan.module.ties != ()
 
 
+def test_check_has_the_types_of_the_arguments(mesh: jax.sharding.Mesh) -> None:
+    """Weak types and Python's numbers are no changed program, which would warn."""
+    step = ps.auto_partition(mesh, machine="tpu_v5e", episodes=20, progress=False)(
+        lambda x, weak, rate: (x.astype(jnp.bfloat16) * weak, x.astype(jnp.bfloat16) * rate)
+    )
+    weak = jnp.full((8, 16), 0.5)
+    assert weak.weak_type
+    for args in ((jnp.ones((8, 16)), weak, 0.25), (np.ones((8, 16), np.float32), 0.5, weak)):
+        assert step.check(*args).ok
+        shapes = [getattr(jax.typeof(x), "weak_type", False) for x in args]
+        assert shapes.count(True) == 2
+    struct = jax.ShapeDtypeStruct((8, 16), jnp.float32, weak_type=True)
+    assert step.check(struct, struct, 2.0).ok
+
+
 @ps.with_rule("a b -> a b")
 def running_sum(x: Any) -> Any:
     """With a rule that is wrong: not elementwise along the first dim."""

@@ -115,6 +115,21 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "passes" / other.fingerprint / "19_local.ir").exists()
 
 
+def test_dumps_of_a_program_with_shifted_reads(tmp_path: pathlib.Path) -> None:
+    """A pass leaves the program before it as it was."""
+
+    def rolled(x: Any, w: Any) -> Any:
+        y = x @ w
+        return jnp.concatenate([y[:, 1:], y[:, :1]], 1) - y + jnp.roll(y, 2, 1)
+
+    options: dict[str, Any] = {"machine": "tpu_v5e", "episodes": 20, "progress": False}
+    plan = ps.auto_partition(MESH, dump_dir=tmp_path, **options)(rolled).plan(X, W)
+    before = (tmp_path / "00_trace.ir").read_text()
+    assert before.count("= concatenate") == 2
+    assert plan.passes["trace"].text() + "\n" == before
+    assert "= concatenate" not in plan.passes["views"].text()
+
+
 def test_dumps_of_other_static_values(tmp_path: pathlib.Path) -> None:
     """Modules of other structures are other functions, whose files do not replace each other."""
     train = ps.auto_partition(

@@ -15,7 +15,7 @@ from partir_search.rules.region_parts import may_lose_parts, without_operands, w
 def without_unread(module: Module, rule: Callable[[Op], OpRule]) -> Module:
     """Module without unread operands and results of loops, and without their makers.
 
-    Differentiation leaves residuals without a reader in the backward loop; XLA removes both.
+    Differentiation leaves residuals without a reader in the backward loop; XLA removes such stacks.
     Carries are kept.
     """
     if not any(_unread_parts(module, rule)):
@@ -74,7 +74,7 @@ class _WithoutUnread(Rewriter):
 
 def _unread_results(op: Op, edges: DataFlowEdges, read: Container[Value]) -> list[int]:
     """Indices of unread results, but for the last values of carries."""
-    carried = _carried_results(edges)
+    carried = {j for *_, j in edges.finals}
     return [j for j, x in enumerate(op.results) if x not in read and j not in carried]
 
 
@@ -85,13 +85,6 @@ def _unread_operands(op: Op, edges: DataFlowEdges, read: Container[Value]) -> li
         for operand, places in arguments_of(edges).items()
         if all(op.regions[r].args[a] not in read for r, a in places)
     ]
-
-
-def _carried_results(edges: DataFlowEdges) -> set[int]:
-    """Results of the op with the last value of a carry."""
-    carries = {(region, place) for region, place, _, _ in edges.carries}
-    last = {j for region, place, j, _ in edges.outputs if (region, place) in carries}
-    return last | {j for *_, j in edges.finals}
 
 
 def _read(region: Region) -> set[Value]:

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from partir_search.arguments.abstract_values import SCALARS
 from partir_search.frontends.refs import is_ref, value
 from partir_search.ir.argument_paths import leaf_path
 from partir_search.messages.console import new_table
 from partir_search.messages.shown import Shown
+from partir_search.rules.construct import weakened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -92,26 +94,32 @@ def concrete(tree: Any, seed: int = 0) -> Any:
     """Copies the leaves of `tree` to the host and fills ShapeDtypeStructs with random data.
 
     Floats are drawn from a normal distribution of scale 0.1, integers from {0, 1}, and PRNG keys
-    are split from `seed`.
+    are split from `seed`. Python's numbers and weak types are kept: another type is another
+    program.
     """
     rng = np.random.default_rng(seed)
 
     def draw(x: Any) -> Any:
         if is_ref(x):
             x = value(x)
+        if isinstance(x, SCALARS):
+            return x
         if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             data = jax.device_get(jax.random.key_data(x))
             return jax.random.wrap_key_data(data, impl=str(jax.random.key_impl(x)))
         if not isinstance(x, jax.ShapeDtypeStruct):
-            return jax.device_get(x)
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            found = jax.device_get(x)
+        elif jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             keys = jax.random.split(jax.random.key(seed), max(1, int(np.prod(x.shape))))
             return keys.reshape(x.shape)
-        if jnp.issubdtype(x.dtype, jnp.inexact):
-            return jnp.asarray(rng.normal(scale=0.1, size=x.shape), x.dtype)
-        return jnp.asarray(rng.integers(0, 2, x.shape), x.dtype)
+        elif jnp.issubdtype(x.dtype, jnp.inexact):
+            found = jnp.asarray(rng.normal(scale=0.1, size=x.shape), x.dtype)
+        else:
+            found = jnp.asarray(rng.integers(0, 2, x.shape), x.dtype)
+        return weakened(jnp.asarray(found)) if getattr(x, "weak_type", False) else found
 
-    return jax.tree.map(draw, tree)
+    with jax.default_device(jax.devices("cpu")[0]):
+        return jax.tree.map(draw, tree)
 
 
 def compared(
@@ -120,7 +128,10 @@ def compared(
     """Runs both functions on copies of the arguments (either may donate); compares the results."""
 
     def fresh() -> Any:
-        return jax.tree.map(lambda x: jnp.array(x, copy=True), (args, kwargs))
+        def copied(x: Any) -> Any:
+            return x if isinstance(x, SCALARS) else jnp.array(x, copy=True)
+
+        return jax.tree.map(copied, (args, kwargs))
 
     with jax.default_device(jax.devices("cpu")[0]):
         copies = fresh()

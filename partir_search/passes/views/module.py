@@ -56,12 +56,10 @@ DIRECT_VIEW_ROLES = (Role.SLICE, Role.PADDING, Role.REVERSAL, Role.BROADCAST)
 
 
 def with_views(module: Module) -> Module:
-    """Returns the module with each shifted read as one op; the same module if it has none.
-
-    The new module takes over values of the old one, which must not be used further.
-    """
+    """Returns the module with each shifted read as one op; the same module if it has none."""
     if not any(role_of(op) in REWRITTEN_ROLES for op in module.ops):
         return module
+    module = Rewriter(module).run()  # the rewrite takes over ops and values
     constants = {module.values[i]: array for i, array in module.constants.items()}
     return _Rewriter(module, SmallConstants(constants)).run()
 
