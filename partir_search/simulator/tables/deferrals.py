@@ -15,6 +15,8 @@ from partir_search.ir.analysis.reductions import is_zero, joining_scalars
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.rule import DEFERRABLE, OpRule
 
+MOST_PASSES = 256  # of one op and group; each is a label of the op along each axis
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pass:
@@ -41,7 +43,11 @@ class Deferrals:
 
 
 def find_deferrals(module: Module, rules: Sequence[OpRule], analysis: ModuleAnalysis) -> Deferrals:
-    """Deferrals of a module."""
+    """Deferrals of a module.
+
+    Raises:
+      ValueError: an op has more than `MOST_PASSES` passes of a monoid.
+    """
     monoids: dict[int, set[str]] = {}  # by value id: of partial results that it may hold
     passes: dict[int, dict[tuple[str, frozenset[int]], Pass]] = {}
     for op in module.ops:
@@ -80,17 +86,39 @@ def _passes(
         if not open_ones or (alone and not all(is_zero(x, zero) for x in others)):
             continue
         made = sum(r.type.nbytes for r in op.results)
-        for values in _subsets(open_ones, open_ones - zero if alone else frozenset()):
-            before = sum(v.type.nbytes for _, v in op.inputs() if v.id in values)
-            if values and made <= before:
-                ends = len(values) > 1 or made < before
-                found.append(Pass(monoid, values, ends))
+        sizes = {v.id: v.type.nbytes for _, v in op.inputs() if v.id in open_ones}
+        required = open_ones - zero if alone else frozenset()
+        for values, before in _sets(sizes, required, made):
+            ends = len(values) > 1 or made < before
+            found.append(Pass(monoid, values, ends))
     return found
 
 
-def _subsets(values: Set[int], required: Set[int]) -> list[frozenset[int]]:
-    """Sets of values that hold the required ones."""
-    found = [frozenset(required)]
-    for v in sorted(values - required):
-        found += [s | {v} for s in found]
-    return found
+def _sets(
+    sizes: Mapping[int, int], required: Set[int], least: int
+) -> list[tuple[frozenset[int], int]]:
+    """Nonempty sets of values that hold the required ones and are not smaller than the results.
+
+    A stack of n scalars has one such set, of the 2**n that its operands have.
+
+    Args:
+      sizes: bytes by id.
+      required: ids in each set.
+      least: bytes of the results.
+
+    Returns:
+      Sets of ids, and the bytes of each.
+
+    Raises:
+      ValueError: there are more than `MOST_PASSES` sets.
+    """
+    found = [(frozenset(required), sum(sizes[v] for v in required))]
+    free = sorted(sizes.keys() - required)
+    left = sum(sizes[v] for v in free)
+    for v in free:
+        left -= sizes[v]
+        found += [(values | {v}, size + sizes[v]) for values, size in found]
+        found = [(values, size) for values, size in found if size + left >= least]
+        if len(found) > MOST_PASSES:
+            raise ValueError(f"more than {MOST_PASSES} ways of partial results through one op")
+    return [each for each in found if each[0] and each[1] >= least]

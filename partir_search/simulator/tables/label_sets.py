@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from partir_search.simulator.arrays import Bools, Ints
 
 FIRST_PASS = -3  # code of an op's first pass; the next ones count down
 
+_T = TypeVar("_T")
 Entry = tuple[int, bool]  # code, results stay partial
 WHOLE: Entry = (NONE, False)  # the one entry on an axis of one device
 
@@ -126,12 +128,18 @@ class LabelIndex:
         return found
 
 
-def class_labels(extents: Sequence[Shape], sizes: Sequence[int]) -> LabelSet:
+def class_labels(
+    extents: Sequence[Shape], sizes: Sequence[int], most: float = math.inf
+) -> LabelSet:
     """All tilings of a class that divide its dims; axes of one device tile nothing.
 
     Args:
       extents: [axes] the shape of the class with 1 for dims closed on the axis.
       sizes: of the axes.
+      most: limit of the labels.
+
+    Raises:
+      ValueError: there are more labels than allowed.
     """
     rank, axes = len(extents[0]), len(sizes)
     options = [
@@ -149,7 +157,7 @@ def class_labels(extents: Sequence[Shape], sizes: Sequence[int]) -> LabelSet:
             if d >= 0
         )
 
-    found = filter(divides, itertools.product(*options))
+    found = _listed(filter(divides, itertools.product(*options)), most)
     return LabelSet.of([tuple((d, False) for d in label) for label in found], axes)
 
 
@@ -159,6 +167,7 @@ def op_labels(
     loops: bool,
     deferrable: bool,
     passes: Sequence[bool],
+    most: float = math.inf,
 ) -> LabelSet:
     """Labels of an op: each choice of a loop per axis of several devices, with reductions finished
     or deferred.
@@ -168,6 +177,10 @@ def op_labels(
       loops: the op has loops of its own; else its tilings are those of its result's class.
       deferrable: some result has a single use that partial results may pass.
       passes: [passes] the reduction may be finished at the op's results.
+      most: limit of the labels.
+
+    Raises:
+      ValueError: there are more labels than allowed.
     """
     factors = [f for f, n in enumerate(rule.sizes) if n > 1 and f not in rule.blocked]
     options: list[list[Entry]] = []
@@ -197,8 +210,17 @@ def op_labels(
                     return False
         return True
 
-    found = filter(legal, itertools.product(*options))
-    return LabelSet.of(list(found), len(sizes))
+    return LabelSet.of(_listed(filter(legal, itertools.product(*options)), most), len(sizes))
+
+
+def _listed(labels: Iterable[_T], most: float) -> list[_T]:
+    """Labels in a list that ends before it is too long: their number is exponential in the axes."""
+    found: list[_T] = []
+    for label in labels:
+        if len(found) >= most:
+            raise ValueError(f"more than {most} labels of one variable")
+        found.append(label)
+    return found
 
 
 def _tiles(sizes: Sequence[int], looped: Sequence[int], factor: int) -> int:

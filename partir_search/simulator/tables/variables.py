@@ -204,8 +204,8 @@ def variables_of(
     def add(labels: LabelSet) -> int:
         nonlocal total
         total += len(labels)
-        if total > max_labels or len(labels) > max_choices:
-            raise ValueError(f"{total} labels or more, {len(labels)} of one variable")
+        if total > max_labels:
+            raise ValueError(f"{total} labels or more")
         sets.append(labels)
         return len(sets) - 1
 
@@ -219,7 +219,7 @@ def variables_of(
         if extents:
             each = tuple(start.shapes[a][c] if start else extents for a in axes)
             if each not in known:
-                known[each] = interned(class_labels(each, mesh.sizes))
+                known[each] = interned(class_labels(each, mesh.sizes, max_choices))
             of_class[c] = add(known[each])
     for op in module.ops:
         own = graph.node_of[op.id] >= 0
@@ -230,6 +230,7 @@ def variables_of(
         deferrable = any(r.id in deferrals.values for r in op.results)
         key = (id(rule), own, deferrable, tuple(p.ends for p in passes))
         if key not in known:
-            known[key] = interned(op_labels(rule, mesh.sizes, own, deferrable, key[3]))
+            labels = op_labels(rule, mesh.sizes, own, deferrable, key[3], max_choices)
+            known[key] = interned(labels)
         of_op[op.id], own_loops[op.id] = add(known[key]), own
     return Variables(graph, mesh, sets, of_class, of_op, own_loops, deferrals)
