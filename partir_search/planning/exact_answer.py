@@ -33,6 +33,7 @@ FITTED = 2  # assignments over the limits that are fitted
 OUT_OF_REACH = 0.1  # excess over the limits, as a logarithm, of the best assignment
 DEAR = 1.1  # seconds within the limits over those without, where the search may find better
 PROMISING = 0.002  # of a bound after removal of labels, for a proof of the first answer
+LEADING = 5e-4  # gain by assignments of least energy, in log cost, for those with multipliers
 NEAR = 0.005  # of a bound, above which multipliers of gathers are raised
 PROVEN = 1e-5  # of a bound, above which an assignment is not the best
 BEHIND = 0.03  # of another form's plan, above which one start is enough
@@ -132,8 +133,9 @@ def exact_moves(
 
     Returns:
       At most `count` moves; none for a program without pairwise costs (rings, kept copies). No
-      bound either, then. Multipliers of gathers raise the bound in a few turns, whose assignments
-      of least energy are starts; the turns left are taken when the bound is asked for.
+      bound either, then. Where assignments of least energy lead to a better answer, multipliers of
+      gathers raise the bound in a few turns, whose assignments are starts too; the turns left are
+      taken when the bound is asked for.
     """
     if episodes < EPISODES_PER_START:
         return ExactAnswer()
@@ -151,6 +153,7 @@ def exact_moves(
     found: dict[bytes, Named] = {}
     afforded = max(LABELS_OF_STARTS // sum(steps.tables.variables.sizes), 1)
     bound: Bound | None = None
+    near = False  # to another form's plan, and to the limits
     started = 1 if bound_alone else min(STARTS, episodes // EPISODES_PER_START, afforded)
     for score in (first, *others)[:started]:
         name, labels = scored[score]
@@ -163,12 +166,14 @@ def exact_moves(
             if bound is not None and bound.finished and _proven(bound, found):
                 break
     else:
-        near = not game.far_behind(_nearest(found), NO_NEARER)
+        nearest = _nearest(found)
+        near = not game.far_behind(nearest, NO_NEARER)
         bound = _bounded(steps, found, bound) if near else bound
         reached = min(each.score.excess for each, _ in found.values()) <= OUT_OF_REACH
         near = near and reached
         tries = near and not bound_alone
-        if near and bound is not None and not _proven(bound, found, NEAR):
+        leads = _gain(nearest, _nearest(found)) > LEADING
+        if leads and near and bound is not None and not _proven(bound, found, NEAR):
             bound = _bounded(steps, found, bound, raises=True)
         if tries and (bound is None or not _proven(bound, found, FAR)):
             # With a price of memory no trial gained: segments decide more.
@@ -191,13 +196,26 @@ def exact_moves(
     settled = best.score.excess > OUT_OF_REACH or (best.score.excess == 0.0 and cheap)
     known = [(Found(labels, score), name) for score, (name, labels) in scored.items()]
     proven = bound is not None and bound.finished and _proven(bound, found)
-    later = _later(bound) if bound is not None and bound.raised else None
+    later = _later(steps, bound, found) if near and bound is not None else None
     return ExactAnswer(paths, settled, proven, seconds, (), later, steps, known, ranked)
 
 
-def _later(bound: Bound) -> LaterBound:
-    """The bound with the turns of multipliers left, taken at first access."""
-    return LaterBound(lambda: LowerBound(bound.in_full()))
+def _later(steps: FittedSteps, bound: Bound, found: Mapping[bytes, Named]) -> LaterBound | None:
+    """The bound with the turns of multipliers left, taken at first access; None without any."""
+    if not bound.finished or (_proven(bound, found, NEAR) and not bound.raised):
+        return None
+    best = [each for each, _ in found.values()]
+
+    def in_full() -> LowerBound:
+        raised = bound if bound.raised else steps.bound(best, bound, raises=True)
+        return LowerBound((raised or bound).in_full())
+
+    return LaterBound(in_full)
+
+
+def _gain(before: Score | None, after: Score | None) -> float:
+    """Difference of two scores, in log cost; none without either."""
+    return before.scalar() - after.scalar() if before and after else 0.0
 
 
 def _nearest(found: Mapping[bytes, Named]) -> Score | None:

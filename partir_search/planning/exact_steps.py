@@ -234,7 +234,7 @@ class ExactSteps:
         raises &= not large
         labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
         seconds = self._cost(labels).seconds
-        if not self.minimises_seconds(labels):
+        if known is None and not self.minimises_seconds(labels):
             return None
         done = known is not None and known.finished and known.raised >= raises
         final = large or (known is not None and known.upper <= seconds * (1.0 + LEAST_GAIN))

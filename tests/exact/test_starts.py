@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.small_programs import MESHES, game_of, module_of
+from experiments.small_programs import MESHES, enumerated, game_of, module_of
 from partir_search.mcts.game import Score
+from partir_search.plan.lower_bound import found_in_full
 from partir_search.planning import exact_answer
 from partir_search.planning.exact_answer import ExactAnswer, exact_moves
 from partir_search.planning.fitted_steps import FittedSteps
@@ -58,6 +59,36 @@ def test_further_strategies_are_tried_far_from_the_bound(
     assert rounds[1] == (exact_answer.TRIALS if far < 0 else 0)
     assert firsts == ([0, 1] if far < 0 else [])
     assert (exact_answer.NOTHING in {name for _, name in found.found}) == (far < 0)
+
+
+@pytest.mark.parametrize("leading", [-1.0, 1e9])
+def test_multipliers_wait_where_least_energy_does_not_lead(
+    leading: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the bound is asked for, which is as tight as with the multipliers at once."""
+    raised = list[bool]()
+    whole = FittedSteps.bound
+
+    def bound(self: FittedSteps, *given: Any, raises: bool = False) -> Any:
+        raised.append(raises)
+        return whole(self, *given, raises=raises)
+
+    monkeypatch.setattr(FittedSteps, "bound", bound)
+    monkeypatch.setattr(exact_answer, "LEADING", leading)
+    monkeypatch.setattr(exact_answer, "NEAR", -1.0)  # however near the bound is
+    monkeypatch.setattr(exact_answer, "PROVEN", -1.0)
+    game = game_of(module_of("mlp 3"), GRID, MACHINES["tpu_v5e"], tight=False)
+    found = answer(game)
+    at_once, start = leading < 0, game.state.key()
+    assert (True in raised) == at_once
+    full = found_in_full(found.lower_bound)
+    assert raised.count(True) == 1
+    assert full is not None
+    assert found.bound is not None
+    assert found.bound <= full.seconds <= found.found[0][0].score.objective * (1.0 + 1e-6)
+    assert game.state.key() == start
+    exact = enumerated(game, 2000)
+    assert exact is None or full.seconds <= exact.best.score.objective * (1.0 + 1e-6)
 
 
 def test_a_form_far_behind_another_is_left_early(monkeypatch: pytest.MonkeyPatch) -> None:
