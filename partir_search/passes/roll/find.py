@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from partir_search.ir.core import Op, Region
+from partir_search.ir.kind import Kind
+from partir_search.ir.rule import OpRule
 from partir_search.passes.fold.fold import MIN_PERIOD, Repeat, find_repeats
 from partir_search.passes.fold.linear import weight
 from partir_search.passes.roll.layers import Layers, Unlike, crossing_bytes, layers_of
@@ -41,7 +43,10 @@ class Found:
 
 
 def find_layers(
-    region: Region, print_of: Callable[[Op], Hashable], occurrences: int
+    region: Region,
+    print_of: Callable[[Op], Hashable],
+    rule_of: Callable[[Op], OpRule],
+    occurrences: int,
 ) -> tuple[list[list[Found]], list[str]]:
     """Layers of a region in program order, and reasons for repeats left alone.
 
@@ -50,6 +55,7 @@ def find_layers(
 
     Args:
       print_of: function from an op to a fingerprint, equal for equal computations.
+      rule_of: function from an op to the rule.
       occurrences: of `find_repeats`.
     """
     ops = region.ops
@@ -58,7 +64,7 @@ def find_layers(
     reasons: list[str] = []
     for repeat in find_repeats(prints, occurrences=occurrences):
         one = ops[repeat.start : repeat.start + repeat.period]
-        if sum(map(weight, one)) < MIN_PERIOD:
+        if sum(map(weight, one)) < MIN_PERIOD and not any(_contracts(op, rule_of) for op in one):
             continue
         where = f"{repeat.copies} equal layers at {place_of(one[0])}"
         choices, reason = _choices(ops, repeat, slack_of(prints, repeat))
@@ -75,6 +81,12 @@ def find_layers(
         else:
             found.append(choices)
     return found, reasons
+
+
+def _contracts(op: Op, rule_of: Callable[[Op], OpRule]) -> bool:
+    """True for contractions and ops of regions with one: short layers repeat not by chance."""
+    inner = (o for region in op.regions for o in region.ops)
+    return rule_of(op).kind is Kind.CONTRACTION or any(_contracts(o, rule_of) for o in inner)
 
 
 def place_of(op: Op) -> str:

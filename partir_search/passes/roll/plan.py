@@ -80,7 +80,7 @@ def plan_region(
         return rule_of(op).moves or rule_of(op).kind is Kind.ELEMENTWISE or op.id in scores
 
     scores = again.scores
-    found, reasons = find_layers(region, print_of, occurrences)
+    found, reasons = find_layers(region, print_of, rule_of, occurrences)
     chosen, alone = paired(region, found)
     reasons += alone
     if not chosen:

@@ -17,6 +17,7 @@ from partir_search.passes.roll.layer_scans import LayerPair, layer_scans
 from partir_search.passes.roll.numbers import first_equals
 from partir_search.passes.roll.plan import RegionPlan, plan_region
 from partir_search.passes.roll.recomputed_rows import with_rows_outside
+from partir_search.passes.roll.row_casts import with_rows_cast
 from partir_search.passes.roll.sliced_rows import with_rows_apart
 from partir_search.passes.roll.static_rows import with_static_rows
 from partir_search.passes.roll.write import Writer
@@ -57,7 +58,7 @@ def roll(module: Module, again: Again = NOTHING) -> Rolled:
       again: ops of a layer that backward layers repeat for residuals of fewer bytes, besides
         elementwise ops and moves.
     """
-    apart = with_rows_apart(with_rows_outside(with_static_rows(module)))
+    apart = with_rows_apart(with_rows_outside(with_rows_cast(with_static_rows(module))))
     if apart is not module:
         found = _rolled(apart, again)
         if found.layers:
