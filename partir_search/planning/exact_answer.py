@@ -204,13 +204,8 @@ def _later(steps: FittedSteps, bound: Bound, found: Mapping[bytes, Named]) -> La
     """The bound with the turns of multipliers left, taken at first access; None without any."""
     if not bound.finished or (_proven(bound, found, NEAR) and not bound.raised):
         return None
-    best = [each for each, _ in found.values()]
-
-    def in_full() -> LowerBound:
-        raised = bound if bound.raised else steps.bound(best, bound, raises=True)
-        return LowerBound((raised or bound).in_full())
-
-    return LaterBound(in_full)
+    in_full = steps.bound_in_full([each for each, _ in found.values()], bound)
+    return LaterBound(lambda: LowerBound(in_full()))
 
 
 def _gain(before: Score | None, after: Score | None) -> float:

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -234,7 +234,7 @@ class ExactSteps:
         raises &= not large
         labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
         seconds = self._cost(labels).seconds
-        if known is None and not self.minimises_seconds(labels):
+        if not self.minimises_seconds(labels):
             return None
         done = known is not None and known.finished and known.raised >= raises
         final = large or (known is not None and known.upper <= seconds * (1.0 + LEAST_GAIN))
@@ -252,6 +252,21 @@ class ExactSteps:
                 turns=RAISED_TURNS,
                 effort=RAISING * EFFORT if raises else EFFORT,
             )
+
+    def bound_in_full(self, found: Sequence[Found], bound: Bound) -> Callable[[], float]:
+        """Function to a bound after all steps left, with multipliers of gathers, in seconds.
+
+        It keeps the bound's tables alone, whatever becomes of the game.
+
+        Args:
+          found: some assignments.
+          bound: a bound by some of them; taken further in place, once.
+        """
+        if bound.raised or not self._within(MAX_RAISED):
+            return bound.in_full
+        labels = min((each.labels for each in found), key=lambda x: self._cost(x).seconds)
+        best = self.realised(labels), self._cost(labels).seconds
+        return functools.partial(bound.raised_in_full, *best, RAISING * EFFORT)
 
     @property
     def is_bounded(self) -> bool:

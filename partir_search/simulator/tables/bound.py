@@ -68,6 +68,17 @@ class Bound:
             lowest.refine()
         return min(lowest.seconds, self.upper)
 
+    def raised_in_full(self, labels: Ints, upper: float, effort: float) -> float:
+        """The bound with multipliers of gathers, raised without a limit of turns, in seconds.
+
+        Args:
+          labels / upper: plan of at most `self.upper` seconds, and these seconds.
+          effort: as of `bound_below`.
+        """
+        for each in self.started:
+            each.begin_again(labels, upper, effort / len(self.started), True)
+        return min(self.in_full(), upper)
+
 
 def bound_below(
     tables: CostTables,
