@@ -295,7 +295,7 @@ def _bounded(
     return bound
 
 
-def _proven(bound: Bound, found: dict[bytes, Named], above: float = PROVEN) -> bool:
+def _proven(bound: Bound, found: Mapping[bytes, Named], above: float = PROVEN) -> bool:
     """True if some assignment within the limits is no farther above the bound, relative."""
     least = bound.seconds * (1.0 + above)
     return any(not f.score.excess and f.score.objective <= least for f, _ in found.values())
