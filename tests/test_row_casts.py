@@ -44,6 +44,14 @@ def each(h: Any, stacks: Any) -> Any:
     return h
 
 
+def twice(h: Any, stacks: Any) -> Any:
+    """Every layer casts the stacks and reads its row of the matrices twice."""
+    for i in range(LAYERS):
+        p = narrow(stacks)
+        h = h + jnp.tanh(h @ p["w"][i] + p["b"][i]) @ p["w"][i].T
+    return h
+
+
 def recomputed(h: Any, stacks: Any) -> Any:
     """Every recomputed layer casts the stacks."""
     layer = jax.checkpoint(lambda h, p, i: block(h, row(narrow(p), i)), static_argnums=2)
@@ -88,7 +96,7 @@ def module_with(layers: Callable[..., Any]) -> Any:
     return module_of(lambda *xs: jax.tree.leaves(step_of(layers)(xs[:-1], xs[-1])), *params, x)
 
 
-@pytest.mark.parametrize("layers", [each, recomputed, indexed, once])
+@pytest.mark.parametrize("layers", [each, twice, recomputed, indexed, once])
 def test_layers_roll(layers: Callable[..., Any]) -> None:
     """All layers, on rows of stacks in a scan; results are those of the step."""
     rolled = roll(module_with(layers))

@@ -72,6 +72,43 @@ def test_pipeline_of_rows() -> None:
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
+def read_twice(params: Any, x: Any) -> Any:
+    """Gradients of layers that slice their matrix twice, and their bias three times."""
+
+    def loss(params: Any) -> Any:
+        entry, weights, biases = params
+        h = x @ entry
+        for i in range(LAYERS):
+            hidden = jnp.tanh(h @ weights[i] + biases[:, i]) + biases[:, i] * h
+            h = h + (hidden @ weights[i].T) * biases[:, i]
+        return (h**2).mean()
+
+    return jax.tree.leaves(jax.value_and_grad(loss)(params))
+
+
+def test_rows_sliced_several_times() -> None:
+    params, x = arguments(0)
+    rolled = roll(module_of(lambda *xs: read_twice(xs[:-1], xs[-1]), *params, x))
+    assert rolled.layers == 2 * LAYERS
+    verify(rolled.module)
+    roles = {role_of(op) for op in rolled.module.ops}
+    assert roles.isdisjoint({Role.LAYERS, Role.ROWS_OF_LAYERS, Role.SLICE, Role.PADDING})
+    results = run_evaluator(state_of(rolled.module, ONE).partition(), [*params, x])
+    for result, expected in zip(results, read_twice(params, x), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.devices
+def test_pipeline_of_rows_sliced_several_times() -> None:
+    mesh = device_mesh(MeshShape(("stage", "data"), (2, 2)))
+    schedule = [ps.Pipeline("stage", microbatches=4)]
+    found = ps.auto_partition(mesh, machine="tpu_v5e", schedule=schedule, progress=False)
+    step, args = found(read_twice), arguments(0)
+    assert step.plan(*args).pipeline is not None
+    for result, expected in zip(step(*args), read_twice(*args), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
 def halves(w: Any, x: Any) -> Any:
     return jax.grad(lambda w: (jnp.tanh(x @ w[0]) @ w[1]).sum())(w)
 

@@ -14,6 +14,7 @@ from partir_search.ir.rule import OpRule
 from partir_search.passes.fold.fold import MIN_PERIOD, Repeat, find_repeats
 from partir_search.passes.fold.linear import weight
 from partir_search.passes.roll.layers import Layers, Unlike, crossing_bytes, layers_of
+from partir_search.passes.roll.places import named, place_of
 
 Prints = np.ndarray[Any, Any]
 
@@ -73,7 +74,7 @@ def find_layers(
         elif choices and not choices[0].layers.carries:
             continue
         elif choices and repeat.copies < MIN_LAYERS:
-            reason = f"fewer than {MIN_LAYERS}"
+            reason = f"fewer than {MIN_LAYERS}{_departure(ops, repeat, slack_of(prints, repeat))}"
         if not reason:
             choices += _later(ops, repeat, slack_of(prints, repeat), choices[0])
         if reason:
@@ -89,9 +90,13 @@ def _contracts(op: Op, rule_of: Callable[[Op], OpRule]) -> bool:
     return rule_of(op).kind is Kind.CONTRACTION or any(_contracts(o, rule_of) for o in inner)
 
 
-def place_of(op: Op) -> str:
-    """Scope and source line of an op, for messages."""
-    return ", ".join(filter(None, (op.scope, op.source))) or "the top"
+def _departure(ops: Sequence[Op], repeat: Repeat, slack: int) -> str:
+    """The first op of the layer after a repeat that differs, beside that of the last layer."""
+    at = repeat.stop + slack
+    if at >= len(ops):
+        return ""
+    last = f"layer {repeat.copies} has {named(ops[at - repeat.period])}"
+    return f", {last} where layer {repeat.copies + 1} has {named(ops[at])}"
 
 
 def numbered(ops: Sequence[Op], print_of: Callable[[Op], Hashable]) -> Prints:

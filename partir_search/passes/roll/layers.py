@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Union
 
 from partir_search.ir.core import Literal, Op, Operand, Value
+from partir_search.passes.roll.places import named
 
 NO_EQUALS: Mapping[int, Value] = MappingProxyType({})
 
@@ -121,7 +122,7 @@ def layers_of(ops: Sequence[Sequence[Op]], equals: Mapping[int, Value] = NO_EQUA
         for result, v in enumerate(op.results)
     }
 
-    def source(xs: Sequence[Operand]) -> Source:
+    def source(op: Op, xs: Sequence[Operand]) -> Source:
         first = xs[0]
         if isinstance(first, Literal):
             literals = tuple([x for x in xs if isinstance(x, Literal)])
@@ -139,16 +140,34 @@ def layers_of(ops: Sequence[Sequence[Op]], equals: Mapping[int, Value] = NO_EQUA
             if places == [None, *((k, offset, result) for k in range(len(values) - 1))]:
                 assert isinstance(first, Value)
                 return Carried(offset, result, first)
-        raise Unlike(f"{values[1].name} is read at a place where other layers read another value")
+        raise Unlike(f"{named(op)} reads {_unlike(values, [p and p[0] for p in places])}")
 
     return Layers(
         tuple(map(tuple, ops)),
         tuple(
-            tuple(source(xs) for xs in zip(*(op.operands for op in column), strict=True))
+            tuple(source(column[0], xs) for xs in zip(*(op.operands for op in column), strict=True))
             for column in zip(*ops, strict=True)
         ),
         equals,
     )
+
+
+def _unlike(values: Sequence[Value], makers: Sequence[int | None]) -> str:
+    """Values read at one place by the second layer and by a layer unlike it.
+
+    Args:
+      makers: number of the layer that makes the value read by each layer; None for none.
+    """
+    back = [None if j is None else k - j for k, j in enumerate(makers)]
+    first = 1 if back[1] in (0, 1) else 0  # else a value of two layers before, or of outside
+    other = next((k for k in range(1, len(back)) if back[k] != back[first]), 0)
+
+    def read(k: int) -> str:
+        maker = makers[k]
+        where = "made outside of the layers" if maker is None else f"made in layer {maker + 1}"
+        return f"in layer {k + 1} %{values[k].name}, {where}"
+
+    return f"{read(first)}, and {read(other)}"
 
 
 def independent(layers: Layers, late: Set[int] = frozenset()) -> tuple[set[int], set[int]]:

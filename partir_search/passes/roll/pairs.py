@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from partir_search.ir.core import Region, Value
-from partir_search.passes.roll.find import MIN_LAYERS, Found, place_of
+from partir_search.passes.roll.find import MIN_LAYERS, Found
+from partir_search.passes.roll.places import place_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -2,7 +2,7 @@
 
 The gradient of a slice pads by the number of the layer, and so no two backward layers are equal.
 With the rows taken apart in front of the layers, and rows of the gradient stacked behind, each
-layer reads and makes a row.
+layer reads and makes a row; of a row sliced several times, rows of the gradient are added.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from partir_search.ir.role import Role
 from partir_search.passes.fresh_names import FreshNames
 from partir_search.passes.rewriter import Rewriter
 from partir_search.passes.roll.row_ops import dim_of_row, place_of_row
-from partir_search.rules.construct import reshaped, transposed
+from partir_search.rules.construct import added, reshaped, transposed
 from partir_search.rules.registry import role_of
 from partir_search.rules.stacks import stacked_layers, unstacked_layers
 
@@ -38,13 +38,13 @@ class _Rows:
 
     Attributes:
       dim: the dim of rows.
-      ops: slice or pad of each row, in order of rows.
+      ops: slices or pads of each row, in order of rows.
       near: the first slice, or the last addition.
       between: additions before the last.
     """
 
     dim: int
-    ops: Sequence[Op]
+    ops: Sequence[Sequence[Op]]
     near: Op
     between: Sequence[Op] = ()
 
@@ -60,7 +60,7 @@ class _Rewriter(Rewriter):
         super().__init__(module)
         self.found = False
         self._names = FreshNames(module)
-        self._taken: dict[Op, Value] = {}  # row of each slice, and of each pad
+        self._taken: dict[Op, Value] = {}  # by first slice or pad of a row: the row
 
     def ops(self, old: Region) -> list[Op]:
         sliced = _sliced(old)
@@ -69,7 +69,12 @@ class _Rewriter(Rewriter):
         if not sliced or not totals:
             return list(super().ops(old))
         self.found = True
-        rows_of = {op: rows for rows in (*sliced.values(), *totals.values()) for op in rows.ops}
+        dims = {
+            op: (rows.dim, ops[0])
+            for rows in (*sliced.values(), *totals.values())
+            for ops in rows.ops
+            for op in ops
+        }
         dropped = {op for rows in totals.values() for op in rows.between}
         done = [op for x in old.args if x in sliced for op in self._apart(x, sliced[x])]
         joined: dict[Value, list[Op]] = {}  # by total, until its first reader
@@ -84,8 +89,8 @@ class _Rewriter(Rewriter):
                 further = self._apart(total, sliced[total]) if total in sliced else []
                 joined[total] = [*self._joined(op, totals[op]), *further]
                 continue
-            if op in rows_of:
-                done.append(self._row(op, rows_of[op]))
+            if op in dims:
+                done += self._row(op, *dims[op])
             else:
                 done.append(self.op(op))
             made = [x for x in op.results if x in sliced]
@@ -102,24 +107,33 @@ class _Rewriter(Rewriter):
             done.append(made.at(rows.near, source))
         kind = dataclasses.replace(x.type, shape=source.type.shape[1:])
         results = [Value(-1, kind, self._names(f"{x.name}_row")) for _ in rows.ops]
-        self._taken.update(zip(rows.ops, results, strict=True))
+        self._taken.update(zip((ops[0] for ops in rows.ops), results, strict=True))
         return [*done, unstacked_layers(source, results, rows.near)]
 
-    def _row(self, op: Op, rows: _Rows) -> Op:
-        """The reshape of a row in place of a slice, or to a row in place of a pad."""
+    def _row(self, op: Op, dim: int, first: Op) -> list[Op]:
+        """The reshape of a row in place of a slice, or to a row in place of a pad.
+
+        Args:
+          first: the first slice or pad of the row; further pads add to the row of the first.
+        """
         if role_of(op) is Role.SLICE:
             (result,) = op.results
-            return reshaped(self._taken[op], result.type.shape).at(op, self.value(result))
+            return [reshaped(self._taken[first], result.type.shape).at(op, self.value(result))]
         x = self.operand(op.operands[0])
-        shape = [n for d, n in enumerate(x.type.shape) if d != rows.dim]
-        made = reshaped(x, shape)
-        self._taken[op] = Value(-1, made.type, self._names(f"{op.results[0].name}_row"))
-        return made.at(op, self._taken[op])
+        made = reshaped(x, [n for d, n in enumerate(x.type.shape) if d != dim])
+        row = Value(-1, made.type, self._names(f"{op.results[0].name}_row"))
+        done = [made.at(op, row)]
+        if first in self._taken:
+            total = added(self._taken[first], row)
+            row = Value(-1, made.type, self._names(f"{op.results[0].name}_rows"))
+            done.append(total.at(op, row))
+        self._taken[first] = row
+        return done
 
     def _joined(self, addition: Op, rows: _Rows) -> list[Op]:
         """The stack of rows in place of the last addition, behind the last layer."""
         (result,) = addition.results
-        parts = [self._taken[op] for op in rows.ops]
+        parts = [self._taken[ops[0]] for ops in rows.ops]
         shape = (len(parts), *parts[0].type.shape)
         if not rows.dim:
             return [stacked_layers(parts, self.value(result), addition)]
@@ -135,7 +149,7 @@ def _kind(rows: _Rows) -> tuple[tuple[int, ...], int]:
 
 
 def _sliced(region: Region) -> dict[Value, _Rows]:
-    """Arrays of a region that slices of the forward pass take apart, each row once."""
+    """Arrays of a region that slices of the forward pass take apart, row by row."""
     found: dict[tuple[Value, int], list[Op]] = {}
     for op in region.ops:
         x = op.operands[0] if op.operands else None
@@ -145,37 +159,41 @@ def _sliced(region: Region) -> dict[Value, _Rows]:
                 found.setdefault((x, dim), []).append(op)
     rows: dict[Value, _Rows] = {}
     for (x, dim), ops in found.items():
-        in_order = sorted(ops, key=lambda op: op.params["start_indices"][dim])
-        starts = [op.params["start_indices"][dim] for op in in_order]
-        if len(ops) >= LEAST_ROWS and starts == list(range(x.type.shape[dim])):
-            rows[x] = _Rows(dim, in_order, ops[0])
+        known = collections.defaultdict[int, list[Op]](list)
+        for op in ops:
+            known[op.params["start_indices"][dim]].append(op)
+        if len(known) >= LEAST_ROWS and sorted(known) == list(range(x.type.shape[dim])):
+            rows[x] = _Rows(dim, [known[i] for i in sorted(known)], ops[0])
     return rows
 
 
 def _totals(region: Region) -> list[_Rows]:
-    """Sums of rows padded by zeros, each row once."""
+    """Sums of all rows padded by zeros."""
     makers = {r: op for op in region.ops for r in op.results}
     read = [*(x for op in region.ops for _, x in op.inputs()), *region.results]
     readers = collections.Counter(x for x in read if isinstance(x, Value))
     found: list[_Rows] = []
-    seen = set[Op]()
+    seen, at = set[Op](), {op: i for i, op in enumerate(region.ops)}
     for op in reversed(region.ops):
         if role_of(op) is not Role.ADDITION or op in seen:
             continue
         leaves, between = _leaves(op, makers, readers)
         seen.update(between)
-        known: dict[int, Op] = {}
-        dims = set[int]()
+        known = collections.defaultdict[int, list[Op]](list)
+        dims = set[int | None]()
         for leaf in leaves:
             place = None if leaf is None else place_of_row(leaf)
+            dims.add(None if place is None else place[1])
             if leaf is not None and place is not None:
-                known[place[0]] = leaf
-                dims.add(place[1])
-        if len(dims) != 1 or len(known) != len(leaves):
+                known[place[0]].append(leaf)
+        if len(dims) != 1:
             continue
         (dim,) = dims
+        if dim is None:
+            continue
         if len(known) >= LEAST_ROWS and sorted(known) == list(range(op.results[0].type.shape[dim])):
-            found.append(_Rows(dim, [known[i] for i in sorted(known)], op, between))
+            in_order = [sorted(known[i], key=lambda pad: at[pad]) for i in sorted(known)]
+            found.append(_Rows(dim, in_order, op, between))
     return found
 
 
