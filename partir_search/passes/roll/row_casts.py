@@ -86,9 +86,9 @@ def _readers(region: Region) -> dict[Value, list[Op | None]]:
     for op in region.ops:
         for _, x in op.inputs():
             found[x].append(op)
-    for x in region.results:
-        if isinstance(x, Value):
-            found[x].append(None)
+    for result in region.results:
+        if isinstance(result, Value):
+            found[result].append(None)
     return found
 
 
