@@ -41,6 +41,17 @@ def neighbours(w: Any, x: Any) -> Any:
     return jax.value_and_grad(lambda w: jnp.mean((x @ w) * jnp.roll(x @ w, 1, axis=0)))(w)
 
 
+def capacity(w: Any, x: Any) -> Any:
+    """Gradient of experts that take the first four examples of the batch each."""
+
+    def loss(w: Any) -> Any:
+        chosen = jax.nn.one_hot(jnp.argmax(x @ w, -1), w.shape[1])
+        place = jnp.cumsum(chosen, axis=0) * chosen
+        return jnp.mean((x @ w) * jnp.where((place > 0) & (place <= 4), 1.0, 0.0))
+
+    return jax.value_and_grad(loss)(w)
+
+
 REFUSED: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "batch": (
         regression,
@@ -66,6 +77,7 @@ REFUSED: dict[str, tuple[Any, tuple[Any, ...], str]] = {
         (W, X),
         "slice at .*needs all microbatches at once",
     ),
+    "experts' capacity": (capacity, (W, X), r"needs all microbatches at once: .*capacity"),
     "neighbours": (neighbours, (W, X), "needs all microbatches at once"),
 }
 
