@@ -148,7 +148,6 @@ class _Cutter:
         if self.kinds.moves_rows(item) and kind not in PENDING:
             of[target.id] = TILE if isinstance(item.step, Slice) else WHOLE
             return IN if source.id in self.made_inside else FREE
-        self.kinds.follow(target, source)
         of[target.id] = DONE
         self.kinds.follow(target, source)
         if not isinstance(item.step, (AllReduce, AllGather)):
