@@ -8,14 +8,13 @@ largest that are consistent: every partition's deferrals are among them.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence, Set
 
 from partir_search.ir.analysis.module_analysis import ModuleAnalysis
 from partir_search.ir.analysis.reductions import is_zero, joining_scalars
 from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.rule import DEFERRABLE, OpRule
-
-MOST_PASSES = 256  # of one op and group; each is a label of the op along each axis
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,11 +41,16 @@ class Deferrals:
     passes: Mapping[int, Sequence[Pass]]
 
 
-def find_deferrals(module: Module, rules: Sequence[OpRule], analysis: ModuleAnalysis) -> Deferrals:
+def find_deferrals(
+    module: Module, rules: Sequence[OpRule], analysis: ModuleAnalysis, most: float = math.inf
+) -> Deferrals:
     """Deferrals of a module.
 
+    Args:
+      most: limit of the passes of an op through one group of operands.
+
     Raises:
-      ValueError: an op has more than `MOST_PASSES` passes of a monoid.
+      ValueError: an op has more passes than allowed.
     """
     monoids: dict[int, set[str]] = {}  # by value id: of partial results that it may hold
     passes: dict[int, dict[tuple[str, frozenset[int]], Pass]] = {}
@@ -55,7 +59,7 @@ def find_deferrals(module: Module, rules: Sequence[OpRule], analysis: ModuleAnal
             continue
         rule = rules[op.id]
         made = {m for f, m in enumerate(rule.reducers) if m in DEFERRABLE and rule.sizes[f] > 1}
-        for found in _passes(op, rule, analysis, monoids):
+        for found in _passes(op, rule, analysis, monoids, most):
             passes.setdefault(op.id, {})[found.monoid, found.values] = found
             made.add(found.monoid)
         for r in op.results:
@@ -66,7 +70,11 @@ def find_deferrals(module: Module, rules: Sequence[OpRule], analysis: ModuleAnal
 
 
 def _passes(
-    op: Op, rule: OpRule, analysis: ModuleAnalysis, monoids: Mapping[int, Set[str]]
+    op: Op,
+    rule: OpRule,
+    analysis: ModuleAnalysis,
+    monoids: Mapping[int, Set[str]],
+    most: float,
 ) -> list[Pass]:
     """Passes of an op, given the monoids of its partial operands."""
     groups = [("sum", group) for group in rule.linear] + list(rule.monotone)
@@ -88,14 +96,14 @@ def _passes(
         made = sum(r.type.nbytes for r in op.results)
         sizes = {v.id: v.type.nbytes for _, v in op.inputs() if v.id in open_ones}
         required = open_ones - zero if alone else frozenset()
-        for values, before in _sets(sizes, required, made):
+        for values, before in _sets(sizes, required, made, most):
             ends = len(values) > 1 or made < before
             found.append(Pass(monoid, values, ends))
     return found
 
 
 def _sets(
-    sizes: Mapping[int, int], required: Set[int], least: int
+    sizes: Mapping[int, int], required: Set[int], least: int, most: float
 ) -> list[tuple[frozenset[int], int]]:
     """Nonempty sets of values that hold the required ones and are not smaller than the results.
 
@@ -105,12 +113,13 @@ def _sets(
       sizes: bytes by id.
       required: ids in each set.
       least: bytes of the results.
+      most: limit of the sets.
 
     Returns:
       Sets of ids, and the bytes of each.
 
     Raises:
-      ValueError: there are more than `MOST_PASSES` sets.
+      ValueError: there are more sets than allowed.
     """
     found = [(frozenset(required), sum(sizes[v] for v in required))]
     free = sorted(sizes.keys() - required)
@@ -119,6 +128,6 @@ def _sets(
         left -= sizes[v]
         found += [(values | {v}, size + sizes[v]) for values, size in found]
         found = [(values, size) for values, size in found if size + left >= least]
-        if len(found) > MOST_PASSES:
-            raise ValueError(f"more than {MOST_PASSES} ways of partial results through one op")
+        if len(found) > most:
+            raise ValueError(f"more than {most} ways of partial results through one op")
     return [each for each in found if each[0] and each[1] >= least]

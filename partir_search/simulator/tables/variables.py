@@ -192,7 +192,7 @@ def variables_of(
     if graph.analysis.accumulators:
         raise ValueError("sums that a loop accumulates are not pairwise")
     module, rules = graph.module, graph.rules
-    deferrals = find_deferrals(module, rules, graph.analysis)
+    deferrals = find_deferrals(module, rules, graph.analysis, max_choices)
     sets: list[LabelSet] = []
     known: dict[Hashable, LabelSet] = {}
     of_class = np.full(len(graph.shapes), NONE, dtype=np.int64)
