@@ -65,7 +65,7 @@ def find_layers(
     reasons: list[str] = []
     for repeat in find_repeats(prints, occurrences=occurrences):
         one = ops[repeat.start : repeat.start + repeat.period]
-        if sum(map(weight, one)) < MIN_PERIOD and not any(_contracts(op, rule_of) for op in one):
+        if sum(map(weight, one)) < MIN_PERIOD and not _repeats_on_purpose(repeat, one, rule_of):
             continue
         where = f"{repeat.copies} equal layers at {place_of(one[0])}"
         choices, reason = _choices(ops, repeat, slack_of(prints, repeat))
@@ -84,8 +84,17 @@ def find_layers(
     return found, reasons
 
 
+def _repeats_on_purpose(repeat: Repeat, one: Sequence[Op], rule_of: Callable[[Op], OpRule]) -> bool:
+    """True for short layers with a contraction, three or more: two may be alike by chance.
+
+    Args:
+      one: ops of the first layer.
+    """
+    return repeat.copies >= MIN_LAYERS and any(_contracts(op, rule_of) for op in one)
+
+
 def _contracts(op: Op, rule_of: Callable[[Op], OpRule]) -> bool:
-    """True for contractions and ops of regions with one: short layers repeat not by chance."""
+    """True for contractions and ops of regions with one."""
     inner = (o for region in op.regions for o in region.ops)
     return rule_of(op).kind is Kind.CONTRACTION or any(_contracts(o, rule_of) for o in inner)
 
