@@ -188,7 +188,7 @@ def _widens(cast: Op) -> bool:
 
 
 def _change_of_bytes(cast: Op) -> int:
-    """Bytes of an element after a cast of floats, less those before; 0 for other types."""
+    """Increase of the item size, in bytes, by a cast from float to float; 0 for other casts."""
     before, after = cast.operands[0].type, cast.results[0].type
     floats = all(jnp.issubdtype(kind.dtype, jnp.floating) for kind in (before, after))
     return after.itemsize - before.itemsize if floats else 0

@@ -7,10 +7,10 @@ of the row, the layer reads and makes a row. Pads of one row stand behind additi
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from partir_search.ir.analysis.readers import readers_of
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.role import Role
 from partir_search.passes.fresh_names import FreshNames
@@ -45,7 +45,7 @@ class _Rewriter(Rewriter):
 
     def ops(self, old: Region) -> list[Op]:
         makers = {r: op for op in old.ops for r in op.results}
-        readers = _readers(old)
+        readers = readers_of(old)
         rows: dict[Op, tuple[Op, ...]] = {}  # by op, the makers that it changes places with
         for op in old.ops:
             values = [x for x in op.operands if isinstance(x, Value) and x in makers]
@@ -78,18 +78,6 @@ class _Rewriter(Rewriter):
         else:
             last = padded(row, zero(result.type), maker.params["padding_config"])
         return [first.at(op, row), last.at(op, self.value(result))]
-
-
-def _readers(region: Region) -> dict[Value, list[Op | None]]:
-    """Ops that read each value; None for the region's results."""
-    found = collections.defaultdict[Value, list[Op | None]](list)
-    for op in region.ops:
-        for _, x in op.inputs():
-            found[x].append(op)
-    for result in region.results:
-        if isinstance(result, Value):
-            found[result].append(None)
-    return found
 
 
 def _changes_places(
