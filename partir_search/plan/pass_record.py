@@ -13,6 +13,7 @@ PIPELINE = {
     "early_lookups": "look-ups within rows before the elementwise functions of the array",
     "microbatches": "the batch on a time axis, and the loop over its parts",
     "pipeline": "the loop over microbatches as ticks of a pipeline over stages of layers",
+    "loop_products": "products that no iteration of a scan waits for, before or after the scan",
     "loop_broadcasts": "broadcasts of values known before a scan inside of the scan",
     "views": "shifted reads as windows of one array",
     "group_arguments": "arguments that the user wants alike",

@@ -18,9 +18,8 @@ from partir_search.constraints.shardings import fixed_actions, warn_of_constrain
 from partir_search.ir.core import Module
 from partir_search.ir.manual import AxisNames
 from partir_search.ir.mesh import MeshShape
+from partir_search.passes.first import FIRST
 from partir_search.passes.group_arguments import with_groups
-from partir_search.passes.loop_broadcasts import with_broadcasts_inside
-from partir_search.passes.views import with_views
 from partir_search.plan.argument_record import record_differences
 from partir_search.plan.multihost import plan_first, spans_processes
 from partir_search.plan.plan import Plan, spec_of
@@ -324,8 +323,8 @@ class PlanPipeline:
         """
         traced = whole or self._traced(call, args, kwargs)
         traced = with_loops(traced, loop, self._layered)
-        traced = traced.run("loop_broadcasts", with_broadcasts_inside)
-        traced = traced.run("views", with_views)
+        for name, rewrite in FIRST.items():
+            traced = traced.run(name, rewrite)
         groups = self._options.groups
         traced = traced.run("group_arguments", lambda module: with_groups(module, groups))
         data = batch_dims(traced.module, data_arguments(traced.module))

@@ -20,10 +20,9 @@ from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
 from partir_search.ir.reading.manual import RegionAxes
 from partir_search.passes.early_lookups import with_early_lookups
-from partir_search.passes.loop_broadcasts import with_broadcasts_inside
+from partir_search.passes.first import FIRST
 from partir_search.passes.row_lookups import with_row_lookups
 from partir_search.passes.unread import without_unread
-from partir_search.passes.views import with_views
 from partir_search.plan.pass_record import PassRecord
 from partir_search.plan.rewrites import Rewrites
 from partir_search.planning.stage import print_module, recorded
@@ -193,9 +192,9 @@ def trace_call(
     trip_counts: Mapping[str, int] = MappingProxyType({}),
     region_axes: RegionAxes | None = None,
 ) -> Traced:
-    """Traces a call with `read_call`, and runs the pass `views`."""
+    """Traces a call with `read_call`, and runs the passes of `FIRST`."""
     found = read_call(jitted, call, args, kwargs, name, donated, trip_counts, region_axes)
-    return found.run("loop_broadcasts", with_broadcasts_inside).run("views", with_views)
+    return functools.reduce(lambda traced, each: traced.run(*each), FIRST.items(), found)
 
 
 def read_call(

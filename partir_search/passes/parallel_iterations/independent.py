@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from partir_search.ir.core import Literal, Op, Operand, Region, Value, walk_regi
 from partir_search.ir.kind import Kind
 from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
-from partir_search.passes.roll.added import added_carries
+from partir_search.passes.roll.added import added_carries, terms_of
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.other import user_sharding
 from partir_search.rules.random import draws_in_order
@@ -58,7 +58,7 @@ def independent(op: Op, rule_of: Callable[[Op], OpRule]) -> IndependentScan | No
         carry, result = body.args[consts + number], body.results[number]
         assert isinstance(result, Value)
         step = _step(carry, makers.get(result))
-        terms = _terms(carry, added.get(number, ()))
+        terms = terms_of(carry, added.get(number, ()))
         if _passed(result, makers) is carry:
             kept.add(number)
         elif step is not None:
@@ -123,13 +123,3 @@ def _step(carry: Value, maker: Op | None) -> Literal | None:
     if len(others) != 1 or not np.issubdtype(carry.type.dtype, np.integer):
         return None
     return others[0] if isinstance(others[0], Literal) else None
-
-
-def _terms(carry: Value, additions: Sequence[Op]) -> tuple[Value, ...]:
-    """Values added to a carry by a chain of additions; () if one is a number or a wider array."""
-    terms, total = list[Operand](), carry
-    for addition in additions:
-        terms += [x for x in addition.operands if x is not total]
-        total = addition.results[0]
-    found = tuple(x for x in terms if isinstance(x, Value) and x.type.shape == carry.type.shape)
-    return found if len(found) == len(additions) == len(terms) else ()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from partir_search.ir.core import Op, Value
+from partir_search.ir.core import Op, Operand, Value
 from partir_search.ir.role import Role
 from partir_search.rules.registry import role_of
 
@@ -53,3 +54,13 @@ def added_carries(scan: Op) -> list[Added]:
             if chain and once and body.results[number] is value:
                 found.append(Added(number, tuple(chain)))
     return found
+
+
+def terms_of(carry: Value, additions: Sequence[Op]) -> tuple[Value, ...]:
+    """Values added to a carry by a chain of additions; () if one is a number or a wider array."""
+    terms, total = list[Operand](), carry
+    for addition in additions:
+        terms += [x for x in addition.operands if x is not total]
+        total = addition.results[0]
+    found = tuple(x for x in terms if isinstance(x, Value) and x.type.shape == carry.type.shape)
+    return found if len(found) == len(additions) == len(terms) else ()

@@ -1,0 +1,180 @@
+"""Products of a scan's body outside of the scan, for all iterations at once.
+
+Loops over time multiply few rows by the same weights in each iteration: the input's projection, the
+gradient of the input, and the weights' gradient, which is added up. None of these waits for
+another iteration. As one product before or after the loop each reads the weights once, and the
+weights' gradient is reduced once over devices with data parallelism, as cuDNN's recurrent layers
+have it (Appleyard et al. 2016, arXiv 1604.01946, section 3).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.ir.role import Role
+from partir_search.passes.fresh_names import FreshNames
+from partir_search.passes.loop_products.body import Body
+from partir_search.passes.loop_products.outside import Outside, Total
+from partir_search.passes.loop_products.rows import rows_after, rows_before
+from partir_search.passes.loop_products.sums import totals_outside
+from partir_search.passes.rewriter import Rewriter
+from partir_search.rules.control_flow import ACCUMULATES
+from partir_search.rules.registry import RuleTable, role_of
+from partir_search.rules.stacks import stacked_type
+
+
+def with_products_outside(module: Module) -> Module:
+    """Module with products outside of the scans; the same one without any."""
+    if not any(role_of(op) is Role.SCAN for op in module.ops):
+        return module
+    rewriter = _Rewriter(module)
+    new = rewriter.run()
+    return new if rewriter.found else module
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Parts:
+    """Parts of a body to compute outside.
+
+    Attributes:
+      totals: carries to compute after the scan.
+      before: products to compute before the scan.
+      after: stacked results to compute after the scan.
+      stacked: values to stack for `totals` and `after`.
+    """
+
+    totals: list[Total]
+    before: list[Value]
+    after: list[Value]
+    stacked: list[Value]
+
+
+def _parts(body: Body) -> _Parts:
+    """Parts whose stacks take at most as many bytes as those of the loop so far."""
+    budget = body.row_bytes
+    totals, stacked = totals_outside(body, budget)
+    budget -= sum(x.type.nbytes for x in stacked)
+    after, further = rows_after(body, budget, stacked)
+    budget -= sum(x.type.nbytes for x in further)
+    before = rows_before(body, budget)
+    return _Parts(totals, before, after, [*stacked, *further])
+
+
+class _Rewriter(Rewriter):
+    """Rewriter of all regions of a module.
+
+    Attributes:
+      found: True after the first rewritten scan.
+    """
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.found = False
+        self._rules, self._names = RuleTable(), FreshNames(module)
+        self._constants: dict[int, tuple[Value, Any]] = {}
+
+    def constants(self) -> Mapping[int, tuple[Value, Any]]:
+        return {**super().constants(), **self._constants}
+
+    def ops(self, old: Region) -> list[Op]:
+        makers = {r: op for op in old.ops for r in op.results}
+        found = list[Op]()
+        for op in old.ops:
+            if role_of(op) is Role.SCAN and not op.params.get(ACCUMULATES):
+                found += self._scan(op, makers)
+            else:
+                found.append(self.op(op))
+        return found
+
+    def _scan(self, scan: Op, makers: Mapping[Value, Op]) -> list[Op]:
+        """Ops in place of a scan."""
+        body = Body(scan, self._rules)
+        parts = _parts(body)
+        if not (parts.totals or parts.before or parts.after):
+            return [self.op(scan)]
+        self.found = True
+        length = int(scan.params["length"])
+        made = {
+            x: Value(-1, stacked_type(x.type, length), self._names(f"{x.name}_rows"))
+            for x in parts.stacked
+        }
+
+        def is_zeros(x: Operand) -> bool:
+            while isinstance(x, Value):
+                maker = makers.get(x)
+                if maker is None or role_of(maker) is not Role.BROADCAST:
+                    return False
+                (x,) = maker.operands
+            return x.is_zero()
+
+        def outside(stacks: Mapping[Value, Value]) -> Outside:
+            return Outside(self.module, body, stacks, self._names, is_zeros)
+
+        first = outside(body.given)
+        ops, before = first.write(parts.before)
+        known = {x: y for x, y in body.stacks.items() if x not in parts.after}
+        last = outside({**known, **made})
+        later, values = last.write(parts.after, parts.totals)
+        self._constants |= first.constants | last.constants
+        new, passed = _loop(body, parts, dict(zip(parts.before, before, strict=True)), made)
+        found = [self.op(x) for x in (*ops, new, *later)]
+        stacks = {**dict(zip(parts.after, values, strict=False)), **passed}
+        for x, y in body.stacked:
+            if x in stacks:
+                self.new[y] = self.value(stacks[x])
+        for total, value in zip(parts.totals, values[len(parts.after) :], strict=True):
+            self.new[scan.results[total.number]] = self.value(value)
+        return found
+
+
+def _loop(
+    body: Body, parts: _Parts, before: Mapping[Value, Value], made: Mapping[Value, Value]
+) -> tuple[Op, Mapping[Value, Value]]:
+    """The scan without its parts outside, and stacks of `before` in place of stacked results."""
+    scan, region = body.scan, body.region
+    gone = {total.number for total in parts.totals}
+    passed = {x: y for x, y in before.items() if x in region.results[body.carries :]}
+    stacked = [(x, y) for x, y in body.stacked if x not in parts.after and x not in passed]
+    kept = [n for n in range(body.carries) if n not in gone]
+    results = [
+        *((region.results[n], scan.results[n]) for n in kept),
+        *stacked,
+        *made.items(),
+    ]
+    ops = _read_ops(region.ops, [x for x, _ in results], before)
+    read = {x for op in ops for _, x in op.inputs()} | {x for x, _ in results}
+    entering = [*zip(region.args, scan.operands, strict=True)]
+    first = body.consts + body.carries
+    consts = [(x, y) for x, y in entering[: body.consts] if x in read]
+    carries = [entering[body.consts + n] for n in kept]
+    rows = [*((x, y) for x, y in entering[first:] if x in read), *before.items()]
+    arguments = [*consts, *carries, *rows]
+    new = dataclasses.replace(
+        scan,
+        operands=tuple(y for _, y in arguments),
+        results=tuple(y for _, y in results),
+        regions=(Region(tuple(x for x, _ in arguments), tuple(ops), tuple(x for x, _ in results)),),
+        params={
+            **{k: v for k, v in scan.params.items() if k != "linear"},
+            "num_consts": len(consts),
+            "num_carry": len(kept),
+        },
+        key=None,
+    )
+    return new, passed
+
+
+def _read_ops(
+    ops: Iterable[Op], results: Iterable[Operand], known: Mapping[Value, Value]
+) -> list[Op]:
+    """Ops of a body with a reader, but for those that make values `known` outside."""
+    read = {x for x in results if isinstance(x, Value)} - set(known)
+    found = list[Op]()
+    for op in reversed(list(ops)):
+        if op.effect or not read.isdisjoint(op.results):
+            found.append(op)
+            read.update(x for _, x in op.inputs() if x not in known)
+    return found[::-1]

@@ -1,0 +1,118 @@
+"""Products of rows with constants, to take outside of a scan.
+
+Products of stacked operands alone are known before the scan; those that stacked results alone are
+computed from, after the scan. In the loop each iteration reads the constants again for few rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partir_search.ir.core import Op, Value
+from partir_search.passes.loop_products.body import Body
+
+
+def rows_before(body: Body, budget: int) -> list[Value]:
+    """Products to compute before the scan, read by iterations as rows.
+
+    A product pays if a row takes no more bytes than the constants and the rows read for it. All
+    products of a row take at most `budget` bytes.
+    """
+    found, left, gone = list[Value](), budget, set[Op]()
+    for op in reversed(body.region.ops):
+        weight = body.weight(op)
+        if op in gone or weight is None or not body.is_early(weight[0]) or not _read(body, op):
+            continue
+        products = [x for x in _ops_before(body, op) if body.rule(x).contracts and x not in gone]
+        if not _batched(body, _ops_before(body, op)):
+            continue
+        size = sum(x.results[0].type.nbytes for x in products)
+        constants = sum(w[1].type.nbytes for x in products if (w := body.weight(x)) is not None)
+        if size <= left and op.results[0].type.nbytes <= constants + weight[0].type.nbytes:
+            found.append(op.results[0])
+            left -= size
+            gone.update(products)
+    return found
+
+
+def rows_after(
+    body: Body, budget: int, stacked: Sequence[Value]
+) -> tuple[list[Value], list[Value]]:
+    """Stacked results to compute after the scan, and the values to stack for these.
+
+    Args:
+      budget: bytes that the new rows take at most.
+      stacked: values that the scan stacks in any case.
+    """
+    found, stacks, left = list[Value](), dict[Value, None](), budget
+    for y in dict.fromkeys(body.rows):
+        ops, rows = _after(body, y)
+        products = [op for op in ops if body.rule(op).contracts]
+        if not products or not _leaves(body, y, ops):
+            continue
+        new = [x for x in rows if not (x in stacked or x in stacks or body.derives(x))]
+        size = sum(x.type.nbytes for x in new)
+        between = sum(op.results[0].type.nbytes for op in products) - y.type.nbytes
+        constants = sum(w[1].type.nbytes for op in products if (w := body.weight(op)) is not None)
+        if size + between <= left and size <= constants + y.type.nbytes:
+            found.append(y)
+            stacks.update(dict.fromkeys(new))
+            left -= size + between
+    return found, list(stacks)
+
+
+def _read(body: Body, op: Op) -> bool:
+    """True for an op with a reader that depends on earlier iterations, or stacks the result."""
+    readers = body.readers.get(op.results[0], ())
+    return any(x is None or not all(map(body.is_early, x.results)) for x in readers)
+
+
+def _ops_before(body: Body, op: Op) -> list[Op]:
+    """Ops of the body that `op` is computed by, with `op`."""
+    found, todo = {op}, [x for _, x in op.inputs()]
+    while todo:
+        maker = body.makers.get(todo.pop())
+        if maker is not None and maker not in found:
+            found.add(maker)
+            todo += [x for _, x in maker.inputs()]
+    return [x for x in body.region.ops if x in found]
+
+
+def _batched(body: Body, ops: Sequence[Op]) -> bool:
+    return all(map(body.batches, ops))
+
+
+def _after(body: Body, y: Value) -> tuple[list[Op], list[Value]]:
+    """Ops of a stacked result down to its products, and the values that these read."""
+    ops, rows, todo, seen = set[Op](), dict[Value, None](), [y], set[Value]()
+    while todo:
+        value = todo.pop()
+        maker = body.makers.get(value)
+        if value in seen or body.is_constant(value):
+            continue
+        seen.add(value)
+        if maker is None or not body.is_late(maker) or not body.batches(maker):
+            rows[value] = None
+            continue
+        ops.add(maker)
+        weight = body.weight(maker)
+        if weight is not None:
+            rows[weight[0]] = None
+        elif body.rule(maker).contracts:
+            return [], []
+        else:
+            todo += [x for _, x in maker.inputs()]
+    return [op for op in body.region.ops if op in ops], list(rows)
+
+
+def _leaves(body: Body, y: Value, ops: Sequence[Op]) -> bool:
+    """True if no op but `ops` reads a result of `ops`; the stack of `y` is read outside."""
+    inside = set(ops)
+    for op in ops:
+        for r in op.results:
+            readers = body.readers.get(r, ())
+            if any(x not in inside for x in readers if x is not None):
+                return False
+            if None in readers and r is not y:
+                return False
+    return body.region.results.count(y) == 1
