@@ -22,7 +22,8 @@ from partir_search.ir.core import Literal, Op
 from partir_search.ir.halos import joined
 from partir_search.ir.local_op import run_local
 from partir_search.ir.partition import Partition
-from partir_search.ir.rule import NONE
+from partir_search.ir.role import Role
+from partir_search.ir.rule import NONE, OpRule
 from partir_search.ir.source_names import located
 from partir_search.lowering.device import Device, Effects, Shardings
 from partir_search.lowering.emit_blocks import block_turn
@@ -40,6 +41,7 @@ from partir_search.lowering.local_ir import (
 )
 from partir_search.lowering.local_value import LocalValue, Source
 from partir_search.rules.indexing import added_to_rows
+from partir_search.rules.registry import role_of
 
 Env = dict[int, Any]
 """Arrays by id of local value."""
@@ -176,6 +178,32 @@ def _row_major_on_cpu(x: Any) -> Any:
     )
 
 
+def _product(ctx: Device, rule: OpRule, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    """Results of a product with a result wider than its operands, which are widened on CPUs.
+
+    XLA:CPU refuses some of these products on rows of a loop, and computes others in the wider type
+    ("Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32").
+    """
+    wide = op.results[0].type.dtype
+
+    def widened(*xs: Any) -> list[Any]:
+        return list(run_local(ctx, rule, op, [x.astype(wide) for x in xs]))
+
+    def plain(*xs: Any) -> list[Any]:
+        return list(run_local(ctx, rule, op, xs))
+
+    found: list[Any] = lax.platform_dependent(*args, cpu=widened, default=plain)
+    return found
+
+
+def _widens(op: Op) -> bool:
+    """True for a product of floating-point numbers narrower than the result."""
+    width = op.results[0].type.itemsize
+    operands = [x.type for x in op.operands]
+    floats = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (*operands, op.results[0].type))
+    return role_of(op) is Role.DOT and floats and all(x.itemsize < width for x in operands)
+
+
 def _by_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Dims from major to minor in a layout of rows; dims of one element first, which fill tiles of
     few elements elsewhere.
@@ -223,7 +251,8 @@ def _run_op(partition: Partition, item: LocalOp, env: Env, effects: Effects) -> 
     if isinstance(item, RingTurn):
         return matmul_turn(partition, item, args, env, effects)
     if not item.regions:
-        outs = run_local(device, rule, item.op, args)
+        run = _product if _widens(item.op) else run_local
+        outs = run(device, rule, item.op, args)
         return [_row_major_on_cpu(x) for x in outs] if rule.row_major_on_cpu else outs
     bodies = [
         lambda *inner, b=b: _run_region(partition, b, inner, env, effects.inside())

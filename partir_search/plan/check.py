@@ -21,7 +21,7 @@ from partir_search.rules.construct import weakened
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-9}  # of a leaf's largest element, by bytes of an element
+TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-9}  # of a leaf's largest element, by bytes of a real number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _leaf(path: str, expected: Any, result: Any) -> LeafCheck:
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         wrong = float(np.max(x != y, initial=0))
         return LeafCheck(path, kind, wrong, wrong, not wrong)
-    tolerance = TOLERANCE.get(x.dtype.itemsize, 0.2)
+    tolerance = TOLERANCE.get(x.real.dtype.itemsize, 0.2)
     wide = np.complex128 if np.iscomplexobj(x) else np.float64
     x, y = x.astype(wide), y.astype(wide)
     same_nans = bool(np.array_equal(np.isnan(x), np.isnan(y)))

@@ -20,6 +20,7 @@ from partir_search.passes.loop_products.body import Body
 from partir_search.passes.loop_products.outside import Outside, Total
 from partir_search.passes.loop_products.rows import rows_after, rows_before
 from partir_search.passes.loop_products.sums import totals_outside
+from partir_search.passes.parallel_iterations.independent import independent
 from partir_search.passes.rewriter import Rewriter
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.registry import RuleTable, role_of
@@ -83,11 +84,17 @@ class _Rewriter(Rewriter):
         makers = {r: op for op in old.ops for r in op.results}
         found = list[Op]()
         for op in old.ops:
-            if role_of(op) is Role.SCAN and not op.params.get(ACCUMULATES):
+            if self._waits(op):
                 found += self._scan(op, makers)
             else:
                 found.append(self.op(op))
         return found
+
+    def _waits(self, op: Op) -> bool:
+        """True for a scan of the user with iterations that depend on earlier ones."""
+        if role_of(op) is not Role.SCAN or op.params.get(ACCUMULATES):
+            return False
+        return independent(op, self._rules) is None
 
     def _scan(self, scan: Op, makers: Mapping[Value, Op]) -> list[Op]:
         """Ops in place of a scan."""

@@ -176,7 +176,9 @@ class Outside:
         if op is None:
             maker = self._body.makers.get(term.source, self._body.scan)
             with jax.named_scope(f"{MARK}{maker.id}"):
-                return lax.reduce_sum(stacks[term.source], (0,))
+                rows = stacks[term.source]
+                wide = max(kind, term.source.type, key=lambda each: each.itemsize)
+                return lax.reduce_sum(rows.astype(wide.dtype), (0,))
         (lhs, rhs), (lhs_batch, rhs_batch) = op.params["dimension_numbers"]
         contracted = _rows_first(lhs), _rows_first(rhs)
         batch = [d + 1 for d in lhs_batch], [d + 1 for d in rhs_batch]
