@@ -22,32 +22,29 @@ from partir_search.rules.unruled import UNRULED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Term:
-    """A term of a sum over iterations, a linear function of `source`.
-
-    Attributes:
-      product: the product that makes `source`, with terms added up by a product of stacks; None for
-        rows added up.
-      source: value of an iteration.
-      chain: linear ops from `source` to the term, in order.
-    """
-
-    product: Op | None
-    source: Value
-    chain: tuple[Op, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Total:
-    """A carry as a sum over all iterations.
+    """A carry as a linear function of sums over all iterations.
 
     Attributes:
       number: of the carry.
-      terms: of one iteration.
+      terms: values of an iteration added to the carry.
+      products: by result, products added up by a product of the stacks of both operands.
+      rows: values added up over a stack.
+      linear: ops from `products` and `rows` to `terms`, in order.
+      constants: operands of `linear` that are the same in all iterations.
     """
 
     number: int
-    terms: tuple[Term, ...]
+    terms: tuple[Value, ...]
+    products: Mapping[Value, Op]
+    rows: tuple[Value, ...]
+    linear: tuple[Op, ...]
+    constants: tuple[Value, ...]
+
+    @property
+    def stacked(self) -> list[Value]:
+        """Values of an iteration whose stacks are read."""
+        return [*self.rows, *(x for op in self.products.values() for _, x in op.inputs())]
 
 
 class Outside:
@@ -76,8 +73,8 @@ class Outside:
         self, rows: Sequence[Value], totals: Sequence[Total] = ()
     ) -> tuple[list[Op], list[Value]]:
         """Ops for the stacks of `rows`, then `totals`, and the values in this order."""
-        sources = [x for total in totals for term in total.terms for x in _sources(term)]
-        wanted = list(dict.fromkeys([*rows, *sources]))
+        read = [x for total in totals for x in (*total.stacked, *total.constants)]
+        wanted = list(dict.fromkeys([*rows, *read]))
         ops, leaves = self._slice(wanted)
         firsts = [self._first(total) for total in totals]
         operands = [self._operand(x) for x in leaves]
@@ -98,7 +95,7 @@ class Outside:
             return [*(stacks[x] for x in rows), *found]
 
         structs = [jax.ShapeDtypeStruct(x.type.shape, x.type.dtype) for x in given]
-        read = read_module(
+        program = read_module(
             jax.make_jaxpr(run)(*structs),
             name=self._module.name,
             arg_paths=[x.name for x in given],
@@ -106,9 +103,9 @@ class Outside:
             ruled=(*RULES, *UNRULED),
         )
         grafter = Grafter({op.id: op for op in self._body.region.ops}, self._fresh)
-        for at, array in read.constants.items():
-            self.constants[id(array)] = grafter.value(read.values[at]), array
-        new, results = grafter.graft(read, given)
+        for at, array in program.constants.items():
+            self.constants[id(array)] = grafter.value(program.values[at]), array
+        new, results = grafter.graft(program, given)
         return new, [x for x in results if isinstance(x, Value)]
 
     def _slice(self, wanted: Sequence[Value]) -> tuple[list[Op], list[Value]]:
@@ -137,9 +134,11 @@ class Outside:
             return run_region(region, values, {}, self._run, _no_regions)
 
         axes = tuple(0 if x in self._stack_of else None for x in leaves)
+        out = [None if self._body.is_constant(x) else 0 for x in wanted]
         size = int(self._body.scan.params["length"])
-        mapped = jax.vmap(run, in_axes=axes, axis_size=size)(*arrays[: len(leaves)])
-        return list(mapped)
+        mapped = jax.vmap(run, in_axes=axes, out_axes=out, axis_size=size)
+        found: list[Any] = mapped(*arrays[: len(leaves)])
+        return found
 
     def _run(self, op: Op, ins: Sequence[Any]) -> Sequence[Any]:
         with jax.named_scope(f"{MARK}{op.id}"):
@@ -149,40 +148,47 @@ class Outside:
         self, total: Total, first: Any, stacks: Mapping[Value, Any], done: dict[Value, Any]
     ) -> Any:
         kind = self._final(total).type
+        for x in total.rows:
+            done.setdefault(x, self._row_sum(x, stacks[x], kind))
+        for x, op in total.products.items():
+            if x not in done:
+                done[x] = self._product(op, x, stacks, kind)
+        for op in total.linear:
+            (result,) = op.results
+            if result not in done:
+                done[result] = self._linear(op, {**stacks, **done})
         found = None if self._is_zeros(self._first(total)) else first
-        for term in total.terms:
-            if term.source not in done:
-                done[term.source] = self._sum(term, stacks, kind)
-            value = done[term.source]
-            for op in term.chain:
-                result = op.results[0]
-                if result not in done:
-                    ins = [
-                        value if isinstance(x, Value) else jnp.asarray(x.number, value.dtype)
-                        for x in op.operands
-                    ]
-                    cast = role_of(op) is Role.CAST and value.dtype == result.type.dtype
-                    done[result] = value if cast else self._run(op, ins)[0]
-                value = done[result]
-            near = self._body.added[total.number].addition
-            with jax.named_scope(f"{MARK}{near.id}"):
-                value = lax.convert_element_type(value, kind.dtype)
+        near = self._body.added[total.number].addition
+        with jax.named_scope(f"{MARK}{near.id}"):
+            for x in total.terms:
+                value = done[x].astype(kind.dtype)
                 found = value if found is None else found + value
         return found
 
-    def _sum(self, term: Term, stacks: Mapping[Value, Any], kind: TensorType) -> Any:
-        """Sum of `source` over all iterations."""
-        op = term.product
-        if op is None:
-            maker = self._body.makers.get(term.source, self._body.scan)
-            with jax.named_scope(f"{MARK}{maker.id}"):
-                rows = stacks[term.source]
-                wide = max(kind, term.source.type, key=lambda each: each.itemsize)
-                return lax.reduce_sum(rows.astype(wide.dtype), (0,))
+    def _linear(self, op: Op, known: Mapping[Value, Any]) -> Any:
+        """Result of a linear op on sums, which may be wider than the terms."""
+        floats = [jnp.issubdtype(x.type.dtype, jnp.inexact) for x in op.operands]
+        arrays = [
+            known[x] if isinstance(x, Value) else jnp.asarray(x.number, x.type.dtype)
+            for x in op.operands
+        ]
+        wide = max((a.dtype for a, x in zip(arrays, floats, strict=True) if x), key=_width)
+        values = [a.astype(wide) if x else a for a, x in zip(arrays, floats, strict=True)]
+        if role_of(op) is Role.CAST and wide == op.results[0].type.dtype:
+            return values[0]
+        return self._run(op, values)[0]
+
+    def _row_sum(self, x: Value, rows: Any, kind: TensorType) -> Any:
+        """Sum over the rows of a stack."""
+        maker = self._body.makers.get(x, self._body.scan)
+        with jax.named_scope(f"{MARK}{maker.id}"):
+            return lax.reduce_sum(rows.astype(_wider(kind, x.type).dtype), (0,))
+
+    def _product(self, op: Op, x: Value, stacks: Mapping[Value, Any], kind: TensorType) -> Any:
+        """Sum of the products of all iterations."""
         (lhs, rhs), (lhs_batch, rhs_batch) = op.params["dimension_numbers"]
         contracted = _rows_first(lhs), _rows_first(rhs)
         batch = [d + 1 for d in lhs_batch], [d + 1 for d in rhs_batch]
-        wide = max(kind, term.source.type, key=lambda each: each.itemsize)
         left, right = (stacks[x] for _, x in op.inputs())
         with jax.named_scope(f"{MARK}{op.id}"):
             return lax.dot_general(
@@ -190,7 +196,7 @@ class Outside:
                 right,
                 (contracted, batch),
                 precision=op.params["precision"],
-                preferred_element_type=wide.dtype,
+                preferred_element_type=_wider(kind, x.type).dtype,
             )
 
     # Values outside ----------------------------------------------------------------------------
@@ -210,9 +216,13 @@ class Outside:
         return self._body.scan.results[total.number]
 
 
-def _sources(term: Term) -> Sequence[Value]:
-    """Values of an iteration whose stacks a term is computed from."""
-    return [term.source] if term.product is None else [x for _, x in term.product.inputs()]
+def _wider(one: TensorType, other: TensorType) -> TensorType:
+    """The type with the larger elements."""
+    return max(one, other, key=_width)
+
+
+def _width(kind: Any) -> int:
+    return int(kind.itemsize)
 
 
 def _no_regions(op: Op) -> Any:

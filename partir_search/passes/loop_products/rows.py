@@ -21,10 +21,11 @@ def rows_before(body: Body, budget: int) -> list[Value]:
     found, left, gone = list[Value](), budget, set[Op]()
     for op in reversed(body.region.ops):
         weight = body.weight(op)
-        if op in gone or weight is None or not body.is_early(weight[0]) or not _read(body, op):
+        if op in gone or weight is None or not body.is_early(weight[0]):
             continue
-        products = [x for x in _ops_before(body, op) if body.rule(x).contracts and x not in gone]
-        if not _batched(body, _ops_before(body, op)):
+        ops = _ops_before(body, op)
+        products = [x for x in ops if body.rule(x).contracts and x not in gone]
+        if not all(map(body.batches, ops)):
             continue
         size = sum(x.results[0].type.nbytes for x in products)
         constants = sum(w[1].type.nbytes for x in products if (w := body.weight(x)) is not None)
@@ -61,12 +62,6 @@ def rows_after(
     return found, list(stacks)
 
 
-def _read(body: Body, op: Op) -> bool:
-    """True for an op with a reader that depends on earlier iterations, or stacks the result."""
-    readers = body.readers.get(op.results[0], ())
-    return any(x is None or not all(map(body.is_early, x.results)) for x in readers)
-
-
 def _ops_before(body: Body, op: Op) -> list[Op]:
     """Ops of the body that `op` is computed by, with `op`."""
     found, todo = {op}, [x for _, x in op.inputs()]
@@ -76,10 +71,6 @@ def _ops_before(body: Body, op: Op) -> list[Op]:
             found.add(maker)
             todo += [x for _, x in maker.inputs()]
     return [x for x in body.region.ops if x in found]
-
-
-def _batched(body: Body, ops: Sequence[Op]) -> bool:
-    return all(map(body.batches, ops))
 
 
 def _after(body: Body, y: Value) -> tuple[list[Op], list[Value]]:

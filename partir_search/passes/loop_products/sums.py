@@ -7,13 +7,15 @@ both operands the sum is one product, reduced once over devices with data parall
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import jax.numpy as jnp
 import numpy as np
 
 from partir_search.ir.core import Op, Value
 from partir_search.ir.role import Role
 from partir_search.passes.loop_products.body import Body
-from partir_search.passes.loop_products.outside import Term, Total
+from partir_search.passes.loop_products.outside import Total
 from partir_search.passes.roll.added import terms_of
 from partir_search.rules.registry import role_of
 
@@ -28,60 +30,82 @@ def totals_outside(body: Body, budget: int) -> tuple[list[Total], list[Value]]:
     """
     found = {t.number: t for n in body.added if (t := _total(body, n)) is not None}
     while True:
-        leaving = _leaving(body, found)
         stacks, left = dict[Value, None](), budget
-        kept = dict[int, Total]()
-        products = sorted(leaving, key=body.region.ops.index)
-        for op in products:
-            rows = [x for _, x in op.inputs() if x not in stacks and not body.derives(x)]
-            size = sum(x.type.nbytes for x in dict.fromkeys(rows))
-            if size <= min(left, op.results[0].type.nbytes):
-                stacks.update(dict.fromkeys(rows))
-                left -= size
-            else:
+        leaving = _leaving(body, found)
+        for op in sorted(leaving, key=body.region.ops.index):
+            size = _stack(
+                body, [x for _, x in op.inputs()], stacks, left, op.results[0].type.nbytes
+            )
+            if size is None:
                 leaving.discard(op)
+            else:
+                left -= size
+        kept = dict[int, Total]()
         for number, total in found.items():
-            rows = [
-                x.source
-                for x in total.terms
-                if x.product is None and x.source not in stacks and not body.derives(x.source)
-            ]
-            size = sum(x.type.nbytes for x in dict.fromkeys(rows))
-            if all(x.product in leaving for x in total.terms if x.product) and size <= left:
-                stacks.update(dict.fromkeys(rows))
+            if not leaving.issuperset(total.products.values()):
+                continue
+            size = _stack(body, total.rows, stacks, left, left)
+            if size is not None:
                 left -= size
                 kept[number] = total
-        if not any(term.product for total in kept.values() for term in total.terms):
+        if not any(total.products for total in kept.values()):
             return [], []
         if len(kept) == len(found):
             return list(kept.values()), list(stacks)
         found = kept
 
 
+def _stack(
+    body: Body, values: Iterable[Value], stacks: dict[Value, None], left: int, worth: int
+) -> int | None:
+    """Bytes of an iteration's rows of values to stack, which are added to `stacks`.
+
+    None, without new stacks, if the rows take more bytes than `left` or `worth`.
+    """
+    new = [x for x in dict.fromkeys(values) if x not in stacks and not body.derives(x)]
+    size = sum(x.type.nbytes for x in new)
+    if size > min(left, worth):
+        return None
+    stacks.update(dict.fromkeys(new))
+    return size
+
+
 def _total(body: Body, number: int) -> Total | None:
-    """A carry as a sum of terms; None if the terms are not linear functions of rows."""
+    """A carry as a linear function of sums; None if terms are not arrays, or narrow."""
     carry = body.region.args[body.consts + number]
-    dtype = carry.type.dtype
-    if not jnp.issubdtype(dtype, np.inexact) or carry.type.itemsize < _WIDE:
+    if not jnp.issubdtype(carry.type.dtype, np.inexact) or carry.type.itemsize < _WIDE:
         return None
     terms = terms_of(carry, body.added[number].additions)
-    return Total(number, tuple(_term(body, x) for x in terms)) if terms else None
+    if not terms or any(body.is_constant(x) for x in terms):
+        return None
+    linear, products = set[Op](), dict[Value, Op]()
+    rows, constants = dict[Value, None](), dict[Value, None]()
+    todo, seen = list(terms), set[Value]()
+    while todo:
+        x = todo.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        op = body.makers.get(x)
+        if op is not None and body.is_late(op) and _is_product(body, op):
+            products[x] = op
+        elif op is not None and body.is_late(op) and _is_linear(body, op):
+            linear.add(op)
+            constants.update((v, None) for _, v in op.inputs() if body.is_constant(v))
+            todo += [v for _, v in op.inputs() if not body.is_constant(v)]
+        else:
+            rows[x] = None
+    ordered = tuple(op for op in body.region.ops if op in linear)
+    return Total(number, terms, products, tuple(rows), ordered, tuple(constants))
 
 
-def _term(body: Body, x: Value) -> Term:
-    """A term as a linear function of a product, or of the first value that is none."""
-    chain = list[Op]()
-    while (op := body.makers.get(x)) is not None and body.is_late(op):
-        if _is_product(body, op):
-            return Term(op, x, tuple(reversed(chain)))
-        inputs = op.inputs()
-        if len(inputs) != 1 or len(op.results) != 1 or not body.batches(op):
-            break
-        if (inputs[0][0],) not in body.rule(op).linear:
-            break
-        chain.append(op)
-        x = inputs[0][1]
-    return Term(None, x, tuple(reversed(chain)))
+def _is_linear(body: Body, op: Op) -> bool:
+    """True for a linear op of its operands that differ between iterations."""
+    if len(op.results) != 1 or not body.batches(op):
+        return False
+    varying = tuple(i for i, x in op.inputs() if not body.is_constant(x))
+    known = [x for _, x in op.inputs() if body.is_constant(x)]
+    return varying in body.rule(op).linear and all(map(body.derives, known))
 
 
 def _is_product(body: Body, op: Op) -> bool:
@@ -91,11 +115,10 @@ def _is_product(body: Body, op: Op) -> bool:
     return not any(body.is_constant(x) for _, x in op.inputs())
 
 
-def _leaving(body: Body, totals: dict[int, Total]) -> set[Op]:
+def _leaving(body: Body, totals: Mapping[int, Total]) -> set[Op]:
     """Products without readers in the loop once `totals` are computed outside."""
     gone = {op for n in totals for op in body.added[n].additions}
-    terms = [term for total in totals.values() for term in total.terms]
     for op in reversed(body.region.ops):
         if body.is_late(op) and all(x in gone for r in op.results for x in body.readers.get(r, ())):
             gone.add(op)
-    return {term.product for term in terms if term.product in gone and term.product is not None}
+    return gone.intersection(op for t in totals.values() for op in t.products.values())
