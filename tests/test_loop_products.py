@@ -261,5 +261,20 @@ def test_executed(cell: str) -> None:
             assert "all_reduce" in text
 
 
+def by_hand(p: Any, x: Any) -> Any:
+    """All three kinds of products: before the scan, after the scan, and summed."""
+
+    def cell(carry: Any, row: Any) -> tuple[Any, Any]:
+        h, total = carry
+        new = jnp.tanh(row @ p["in"] + h @ p["own"])
+        return (new, total + h.T @ row), (new, new @ p["own"])
+
+    first = jnp.zeros((BATCH, HIDDEN)), jnp.ones((HIDDEN, WIDTH))
+    (_, total), rows = jax.lax.scan(cell, first, x.swapaxes(0, 1))
+    return total, rows
+
+
 def test_print(golden: Any) -> None:
-    golden(print_module(with_products_outside(read(step_of(plain), weights(), X, Y))))
+    new = with_products_outside(read(by_hand, weights(), X))
+    assert_equal(new, by_hand, weights(), X)
+    golden(print_module(new))

@@ -37,8 +37,16 @@ def partitioned(**options: Any) -> Any:
 def test_recorded_in_order() -> None:
     plan = partitioned().plan(X, W)
     names = [record.name for record in plan.passes]
-    rewrites = ["trace", "unread", "row_lookups", "early_lookups", "loop_broadcasts", "views"]
-    rewrites += ["group_arguments", "block_scans", "fold", "search", "unfold"]
+    rewrites = ["trace", "unread", "row_lookups", "early_lookups", "loop_products"]
+    rewrites += [
+        "loop_broadcasts",
+        "views",
+        "group_arguments",
+        "block_scans",
+        "fold",
+        "search",
+        "unfold",
+    ]
     assert names == [*rewrites, "local", *SCHEDULING, "emit"]
     assert names == [name for name in PIPELINE if name in names]
     assert all(record.seconds >= 0 for record in plan.passes)
@@ -72,6 +80,7 @@ def test_rewrites_are_passes() -> None:
         "unread",
         "row_lookups",
         "early_lookups",
+        "loop_products",
         "loop_broadcasts",
         "views",
         "group_arguments",
@@ -87,32 +96,33 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
     train = partitioned(dump_dir=tmp_path / "passes")
     plan = train.plan(X, W)
     files = sorted(p.name for p in (tmp_path / "passes").iterdir())
-    last = 20 + len(SCHEDULING)
+    last = 21 + len(SCHEDULING)
     assert files == [
         "00_trace.ir",
         "01_unread.ir",
         "02_row_lookups.ir",
         "03_early_lookups.ir",
-        "06_loop_broadcasts.ir",
-        "07_views.ir",
-        "08_group_arguments.ir",
-        "09_block_scans.ir",
-        "16_fold.ir",
-        "17_search.ir",
-        "18_unfold.ir",
-        "19_local.ir",
-        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 20)),
+        "06_loop_products.ir",
+        "07_loop_broadcasts.ir",
+        "08_views.ir",
+        "09_group_arguments.ir",
+        "10_block_scans.ir",
+        "17_fold.ir",
+        "18_search.ir",
+        "19_unfold.ir",
+        "20_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 21)),
         f"{last}_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
-    assert read["18_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["19_unfold.ir"] == plan.ir(full=True) + "\n"
     assert read[f"{last - 1}_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
     assert "shard_map" in read[f"{last}_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
-    assert (tmp_path / "passes" / other.fingerprint / "19_local.ir").exists()
+    assert (tmp_path / "passes" / other.fingerprint / "20_local.ir").exists()
 
 
 def test_dumps_of_a_program_with_shifted_reads(tmp_path: pathlib.Path) -> None:

@@ -179,9 +179,9 @@ def _row_major_on_cpu(x: Any) -> Any:
 
 
 def _product(ctx: Device, rule: OpRule, op: Op, args: Sequence[Any]) -> Sequence[Any]:
-    """Results of a product with a result wider than its operands, which are widened on CPUs.
+    """Results of a product with a result wider than the operands, widened first on CPUs.
 
-    XLA:CPU refuses some of these products on rows of a loop, and computes others in the wider type
+    XLA:CPU refuses some such products on rows of a loop, and computes the rest in the wider type
     ("Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32").
     """
     wide = op.results[0].type.dtype

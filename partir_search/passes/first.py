@@ -1,4 +1,4 @@
-"""Passes on a traced program, before all others that planning runs."""
+"""First passes of planning, on the traced program."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Values of a scan's body that iterations hand to later ones, and those known outside."""
+"""Values of a scan's body handed from iteration to iteration, and values known outside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from partir_search.ir.analysis.readers import readers_of
 from partir_search.ir.core import Op, Value
@@ -22,10 +22,10 @@ class Body:
       scan / region: the scan and its body.
       consts / carries: number of constants, and of carries.
       makers: by result, the op.
-      readers: by value, the ops that read it; None stands for the results of the body.
+      readers: by value, the ops with the value as operand; None stands for the body's results.
       added: by number, carries only added to.
-      needed: ops that compute the next value of a carry, but for `added`.
-      stacked: results of an iteration with their stacks, results of the scan.
+      needed: ops behind the next value of a carry, but for `added`.
+      stacked: results of an iteration, each with the stack, a result of the scan.
       given: by argument of an iteration, the stack of all iterations before the scan.
       stacks: by value of an iteration, the stack of all iterations after the scan.
     """
@@ -53,25 +53,25 @@ class Body:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the rows that an iteration reads and writes."""
+        """Bytes of the rows read and written by an iteration."""
         rows = (*self.region.args[self.consts + self.carries :], *self.rows)
         return sum(x.type.nbytes for x in dict.fromkeys(rows))
 
     @property
     def rows(self) -> Sequence[Value]:
-        """Values that an iteration stacks."""
+        """Stacked values of an iteration."""
         return [x for x in self.region.results[self.carries :] if isinstance(x, Value)]
 
     def is_constant(self, x: Value) -> bool:
-        """True for a value that is the same in all iterations."""
+        """True for a value equal in all iterations."""
         return x in self._constant or (x not in self.makers and x not in self.region.args)
 
     def is_early(self, x: Value) -> bool:
-        """True for a value that depends on no earlier iteration."""
+        """True for a value independent of earlier iterations."""
         return x in self._early or self.is_constant(x)
 
     def is_late(self, op: Op) -> bool:
-        """True for an op whose results no later iteration depends on, but for sums."""
+        """True for an op without influence on later iterations, but for sums."""
         return op not in self.needed
 
     def batches(self, op: Op) -> bool:
@@ -80,16 +80,24 @@ class Body:
             return False
         return self._rule_of(op).kind in _BATCHED
 
-    def derives(self, x: Value) -> bool:
-        """True for a value known outside: a stack, a constant, or cheap functions of these."""
+    def is_cheap(self, op: Op) -> bool:
+        """True for an op to compute outside instead of a stack of results."""
+        return self.batches(op) and self._rule_of(op).kind in _CHEAP
+
+    def derives(self, x: Value, further: Container[Value] = ()) -> bool:
+        """True for a value known outside: a stack, a constant, or cheap functions of both.
+
+        Args:
+          further: values to stack, beside the stacks of the scan so far.
+        """
         todo, seen = [x], set[Value]()
         while todo:
             value = todo.pop()
-            if value in seen or value in self.stacks or self.is_outer(value):
+            if value in seen or value in self.stacks or value in further or self.is_outer(value):
                 continue
             seen.add(value)
             maker = self.makers.get(value)
-            if maker is None or not self.batches(maker) or self.rule(maker).kind not in _CHEAP:
+            if maker is None or not self.is_cheap(maker):
                 return False
             todo += [v for _, v in maker.inputs()]
         return True
@@ -103,7 +111,7 @@ class Body:
         return self._rule_of(op)
 
     def weight(self, op: Op) -> tuple[Value, Value] | None:
-        """(varying operand, constant operand) of a product with one constant; None for others."""
+        """(varying operand, constant operand) of a product with one constant; else None."""
         if not self.rule(op).contracts or len(op.inputs()) != 2 or len(op.operands) != 2:
             return None
         one, other = (x for _, x in op.inputs())
@@ -121,7 +129,7 @@ class Body:
         return found
 
     def _reached_from_none(self, args: Sequence[Value]) -> set[Value]:
-        """Values of the body that depend on none of some arguments."""
+        """Values of the body independent of some arguments."""
         reached = set(args)
         for op in self.region.ops:
             if op.effect or any(x in reached for _, x in op.inputs()):

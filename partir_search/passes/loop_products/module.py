@@ -1,10 +1,10 @@
 """Products of a scan's body outside of the scan, for all iterations at once.
 
 Loops over time multiply few rows by the same weights in each iteration: the input's projection, the
-gradient of the input, and the weights' gradient, which is added up. None of these waits for
-another iteration. As one product before or after the loop each reads the weights once, and the
-weights' gradient is reduced once over devices with data parallelism, as cuDNN's recurrent layers
-have it (Appleyard et al. 2016, arXiv 1604.01946, section 3).
+gradient of the input, and the weights' gradient, added up in a carry. Nothing here waits for
+another iteration. One product before or after the loop reads the weights once, and reduces the
+weights' gradient over devices once, as in cuDNN's recurrent layers (Appleyard et al. 2016, arXiv
+1604.01946, section 3).
 """
 
 from __future__ import annotations
@@ -54,14 +54,10 @@ class _Parts:
 
 
 def _parts(body: Body) -> _Parts:
-    """Parts whose stacks take at most as many bytes as those of the loop so far."""
-    budget = body.row_bytes
-    totals, stacked = totals_outside(body, budget)
-    budget -= sum(x.type.nbytes for x in stacked)
-    after, further = rows_after(body, budget, stacked)
-    budget -= sum(x.type.nbytes for x in further)
-    before = rows_before(body, budget)
-    return _Parts(totals, before, after, [*stacked, *further])
+    """Parts with stacks of at most as many bytes as the loop's stacks so far."""
+    totals, stacks = totals_outside(body, body.row_bytes)
+    after = rows_after(body, stacks)
+    return _Parts(totals, rows_before(body, stacks.left), after, list(stacks.values))
 
 
 class _Rewriter(Rewriter):
@@ -91,7 +87,7 @@ class _Rewriter(Rewriter):
         return found
 
     def _waits(self, op: Op) -> bool:
-        """True for a scan of the user with iterations that depend on earlier ones."""
+        """True for a scan of the user whose iterations depend on earlier ones."""
         if role_of(op) is not Role.SCAN or op.params.get(ACCUMULATES):
             return False
         return independent(op, self._rules) is None
@@ -140,7 +136,7 @@ class _Rewriter(Rewriter):
 def _loop(
     body: Body, parts: _Parts, before: Mapping[Value, Value], made: Mapping[Value, Value]
 ) -> tuple[Op, Mapping[Value, Value]]:
-    """The scan without its parts outside, and stacks of `before` in place of stacked results."""
+    """The scan without the parts outside, and stacks of `before` in place of stacked results."""
     scan, region = body.scan, body.region
     gone = {total.number for total in parts.totals}
     passed = {x: y for x, y in before.items() if x in region.results[body.carries :]}
@@ -177,7 +173,7 @@ def _loop(
 def _read_ops(
     ops: Iterable[Op], results: Iterable[Operand], known: Mapping[Value, Value]
 ) -> list[Op]:
-    """Ops of a body with a reader, but for those that make values `known` outside."""
+    """Ops of a body with a reader, but for the makers of values `known` outside."""
     read = {x for x in results if isinstance(x, Value)} - set(known)
     found = list[Op]()
     for op in reversed(list(ops)):

@@ -31,7 +31,7 @@ class Total:
       products: by result, products added up by a product of the stacks of both operands.
       rows: values added up over a stack.
       linear: ops from `products` and `rows` to `terms`, in order.
-      constants: operands of `linear` that are the same in all iterations.
+      constants: operands of `linear` equal in all iterations.
     """
 
     number: int
@@ -166,7 +166,7 @@ class Outside:
         return found
 
     def _linear(self, op: Op, known: Mapping[Value, Any]) -> Any:
-        """Result of a linear op on sums, which may be wider than the terms."""
+        """Result of a linear op on sums, as wide as the sums."""
         floats = [jnp.issubdtype(x.type.dtype, jnp.inexact) for x in op.operands]
         arrays = [
             known[x] if isinstance(x, Value) else jnp.asarray(x.number, x.type.dtype)
@@ -230,5 +230,5 @@ def _no_regions(op: Op) -> Any:
 
 
 def _rows_first(dims: Sequence[int]) -> Sequence[int]:
-    """Contracted dims of a stack: the rows, and those of a row."""
+    """Contracted dims of a stack: the rows, and the contracted dims of a row."""
     return (0, *(d + 1 for d in dims))

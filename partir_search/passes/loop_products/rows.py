@@ -1,7 +1,7 @@
 """Products of rows with constants, to take outside of a scan.
 
-Products of stacked operands alone are known before the scan; those that stacked results alone are
-computed from, after the scan. In the loop each iteration reads the constants again for few rows.
+Products of stacked operands alone are known before the scan; products behind stacked results alone
+are computed after the scan. In the loop each iteration reads the constants again for few rows.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from collections.abc import Sequence
 
 from partir_search.ir.core import Op, Value
 from partir_search.passes.loop_products.body import Body
+from partir_search.passes.loop_products.stacks import Stacks
 
 
-def rows_before(body: Body, budget: int) -> list[Value]:
+def rows_before(body: Body, left: int) -> list[Value]:
     """Products to compute before the scan, read by iterations as rows.
 
-    A product pays if a row takes no more bytes than the constants and the rows read for it. All
-    products of a row take at most `budget` bytes.
+    A product pays if a row takes no more bytes than the constants and the rows that are read. All
+    products of a row take at most `left` bytes.
     """
-    found, left, gone = list[Value](), budget, set[Op]()
+    found, gone = list[Value](), set[Op]()
     for op in reversed(body.region.ops):
         weight = body.weight(op)
         if op in gone or weight is None or not body.is_early(weight[0]):
@@ -36,34 +37,26 @@ def rows_before(body: Body, budget: int) -> list[Value]:
     return found
 
 
-def rows_after(
-    body: Body, budget: int, stacked: Sequence[Value]
-) -> tuple[list[Value], list[Value]]:
-    """Stacked results to compute after the scan, and the values to stack for these.
+def rows_after(body: Body, stacks: Stacks) -> list[Value]:
+    """Stacked results to compute after the scan; adds the values to stack to `stacks`.
 
-    Args:
-      budget: bytes that the new rows take at most.
-      stacked: values that the scan stacks in any case.
+    The products of a row, with the new rows, take at most the bytes left.
     """
-    found, stacks, left = list[Value](), dict[Value, None](), budget
+    found = list[Value]()
     for y in dict.fromkeys(body.rows):
         ops, rows = _after(body, y)
         products = [op for op in ops if body.rule(op).contracts]
         if not products or not _leaves(body, y, ops):
             continue
-        new = [x for x in rows if not (x in stacked or x in stacks or body.derives(x))]
-        size = sum(x.type.nbytes for x in new)
         between = sum(op.results[0].type.nbytes for op in products) - y.type.nbytes
         constants = sum(w[1].type.nbytes for op in products if (w := body.weight(op)) is not None)
-        if size + between <= left and size <= constants + y.type.nbytes:
+        if stacks.add(rows, constants + y.type.nbytes, between):
             found.append(y)
-            stacks.update(dict.fromkeys(new))
-            left -= size + between
-    return found, list(stacks)
+    return found
 
 
 def _ops_before(body: Body, op: Op) -> list[Op]:
-    """Ops of the body that `op` is computed by, with `op`."""
+    """Ops of the body behind `op`, with `op`."""
     found, todo = {op}, [x for _, x in op.inputs()]
     while todo:
         maker = body.makers.get(todo.pop())
@@ -74,7 +67,7 @@ def _ops_before(body: Body, op: Op) -> list[Op]:
 
 
 def _after(body: Body, y: Value) -> tuple[list[Op], list[Value]]:
-    """Ops of a stacked result down to its products, and the values that these read."""
+    """Ops of a stacked result down to the products, and the varying operands of the products."""
     ops, rows, todo, seen = set[Op](), dict[Value, None](), [y], set[Value]()
     while todo:
         value = todo.pop()

@@ -1,13 +1,13 @@
 """Sums over iterations of products, to take outside of a scan.
 
 Reverse-mode differentiation of a loop adds up the gradient of each constant in a carry: in every
-iteration a product of few rows, which reads and writes all of the gradient. Over the stacks of
+iteration a product of few rows reads and writes all of the gradient. Over the stacks of
 both operands the sum is one product, reduced once over devices with data parallelism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,58 +16,38 @@ from partir_search.ir.core import Op, Value
 from partir_search.ir.role import Role
 from partir_search.passes.loop_products.body import Body
 from partir_search.passes.loop_products.outside import Total
+from partir_search.passes.loop_products.stacks import Stacks
 from partir_search.passes.roll.added import terms_of
 from partir_search.rules.registry import role_of
 
 _WIDE = 4  # bytes of the elements of sums: a narrower one is rounded in each iteration
 
 
-def totals_outside(body: Body, budget: int) -> tuple[list[Total], list[Value]]:
-    """Carries to compute outside of the scan, and the values to stack for these.
+def totals_outside(body: Body, budget: int) -> tuple[list[Total], Stacks]:
+    """Carries to compute outside of the scan, and the values to stack.
 
     A stack pays if an iteration's row takes no more bytes than the product in the loop. The rows of
     all stacks take at most `budget` bytes.
     """
     found = {t.number: t for n in body.added if (t := _total(body, n)) is not None}
-    while True:
-        stacks, left = dict[Value, None](), budget
-        leaving = _leaving(body, found)
-        for op in sorted(leaving, key=body.region.ops.index):
-            size = _stack(
-                body, [x for _, x in op.inputs()], stacks, left, op.results[0].type.nbytes
-            )
-            if size is None:
-                leaving.discard(op)
-            else:
-                left -= size
-        kept = dict[int, Total]()
-        for number, total in found.items():
-            if not leaving.issuperset(total.products.values()):
-                continue
-            size = _stack(body, total.rows, stacks, left, left)
-            if size is not None:
-                left -= size
-                kept[number] = total
+    while found:
+        stacks = Stacks(body, budget)
+        leaving = {
+            op
+            for op in sorted(_leaving(body, found), key=body.region.ops.index)
+            if stacks.add([x for _, x in op.inputs()], op.results[0].type.nbytes)
+        }
+        kept = {
+            number: total
+            for number, total in found.items()
+            if leaving.issuperset(total.products.values()) and stacks.add(total.rows, stacks.left)
+        }
         if not any(total.products for total in kept.values()):
-            return [], []
+            break
         if len(kept) == len(found):
-            return list(kept.values()), list(stacks)
+            return list(kept.values()), stacks
         found = kept
-
-
-def _stack(
-    body: Body, values: Iterable[Value], stacks: dict[Value, None], left: int, worth: int
-) -> int | None:
-    """Bytes of an iteration's rows of values to stack, which are added to `stacks`.
-
-    None, without new stacks, if the rows take more bytes than `left` or `worth`.
-    """
-    new = [x for x in dict.fromkeys(values) if x not in stacks and not body.derives(x)]
-    size = sum(x.type.nbytes for x in new)
-    if size > min(left, worth):
-        return None
-    stacks.update(dict.fromkeys(new))
-    return size
+    return [], Stacks(body, budget)
 
 
 def _total(body: Body, number: int) -> Total | None:
@@ -100,7 +80,7 @@ def _total(body: Body, number: int) -> Total | None:
 
 
 def _is_linear(body: Body, op: Op) -> bool:
-    """True for a linear op of its operands that differ between iterations."""
+    """True for an op linear in the operands that differ between iterations."""
     if len(op.results) != 1 or not body.batches(op):
         return False
     varying = tuple(i for i, x in op.inputs() if not body.is_constant(x))
@@ -109,7 +89,7 @@ def _is_linear(body: Body, op: Op) -> bool:
 
 
 def _is_product(body: Body, op: Op) -> bool:
-    """True for a product of two values that differ between iterations."""
+    """True for a product of two values, both unlike between iterations."""
     if role_of(op) is not Role.DOT or len(op.inputs()) != 2 or not body.batches(op):
         return False
     return not any(body.is_constant(x) for _, x in op.inputs())
