@@ -50,7 +50,7 @@ def rows_after(body: Body, stacks: Stacks) -> list[Value]:
             continue
         between = sum(op.results[0].type.nbytes for op in products) - y.type.nbytes
         constants = sum(w[1].type.nbytes for op in products if (w := body.weight(op)) is not None)
-        if stacks.add(rows, constants + y.type.nbytes, between):
+        if stacks.add(rows, between, worth=constants + y.type.nbytes):
             found.append(y)
     return found
 

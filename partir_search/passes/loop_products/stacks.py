@@ -21,12 +21,12 @@ class Stacks:
         self.values: dict[Value, None] = {}
         self.left = budget
 
-    def add(self, values: Iterable[Value], worth: int, further: int = 0) -> bool:
+    def add(self, values: Iterable[Value], further: int = 0, worth: int | None = None) -> bool:
         """Adds the stacks from which `values` can be computed outside.
 
         Args:
-          worth: bytes of an iteration worth the new rows.
           further: bytes of the budget taken beside the new rows.
+          worth: bytes of an iteration worth the new rows; None for any number.
 
         Returns:
           False, without new stacks, if the rows take more bytes than `worth` or the budget has.
@@ -34,7 +34,7 @@ class Stacks:
         roots = [self._root(x) for x in values if not self._body.derives(x, self.values)]
         new = dict.fromkeys(roots)
         size = sum(x.type.nbytes for x in new)
-        if size > worth or size + further > self.left:
+        if size + further > self.left or (worth is not None and size > worth):
             return False
         self.values.update(new)
         self.left -= size + further

@@ -26,8 +26,7 @@ _WIDE = 4  # bytes of the elements of sums: a narrower one is rounded in each it
 def totals_outside(body: Body, budget: int) -> tuple[list[Total], Stacks]:
     """Carries to compute outside of the scan, and the values to stack.
 
-    A stack pays if an iteration's row takes no more bytes than the product in the loop. The rows of
-    all stacks take at most `budget` bytes.
+    The rows of all stacks take at most `budget` bytes.
     """
     found = {t.number: t for n in body.added if (t := _total(body, n)) is not None}
     while found:
@@ -35,12 +34,12 @@ def totals_outside(body: Body, budget: int) -> tuple[list[Total], Stacks]:
         leaving = {
             op
             for op in sorted(_leaving(body, found), key=body.region.ops.index)
-            if stacks.add([x for _, x in op.inputs()], op.results[0].type.nbytes)
+            if stacks.add(x for _, x in op.inputs())
         }
         kept = {
             number: total
             for number, total in found.items()
-            if leaving.issuperset(total.products.values()) and stacks.add(total.rows, stacks.left)
+            if leaving.issuperset(total.products.values()) and stacks.add(total.rows)
         }
         if not any(total.products for total in kept.values()):
             break
