@@ -13,6 +13,7 @@ from jax import lax
 
 from tests.generated.batched_loops import batched_loop
 from tests.generated.iterations import iterations
+from tests.generated.recurrences import recurrence
 from tests.generated.refs import ref_form
 from tests.generated.row_numbers import row_numbers
 from tests.generated.windows import conv, frames, overlapping_pool, pool, strided_conv
@@ -26,7 +27,7 @@ KINDS = (
     *("pool", "argmax", "batched", "narrow", "whiles", "reduce_in_scan", "solve"),
     "batched_loop",
     "refs",
-    *("no_iterations", "row_numbers", "frames", "tangent", "iterations"),
+    *("no_iterations", "row_numbers", "frames", "tangent", "iterations", "recurrence"),
 )
 
 
@@ -35,6 +36,7 @@ class Builder:
 
     batched_loop = batched_loop
     iterations = iterations
+    recurrence = recurrence
     row_numbers = row_numbers
     conv = conv
     frames = frames

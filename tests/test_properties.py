@@ -30,6 +30,7 @@ from partir_search.lowering.shard_map import argument_specs, result_specs
 from partir_search.passes.align import aligned
 from partir_search.passes.block_scans import with_block_scans
 from partir_search.passes.early_lookups import with_early_lookups
+from partir_search.passes.loop_products import with_products_outside
 from partir_search.passes.pad import pad_module
 from partir_search.passes.pad_choice import Pad
 from partir_search.passes.parallel_iterations import with_parallel_iterations
@@ -86,7 +87,8 @@ def check(seed: int) -> None:
     mesh = rng.choice(MESHES)
     if rng.random() < 0.5:
         module = without_unread(module, RuleTable())
-        module = with_views(with_early_lookups(with_row_lookups(module)))
+        module = with_early_lookups(with_row_lookups(module))
+        module = with_views(with_products_outside(module))
         verify(module)
     if rng.random() < 0.5:
         module = with_parallel_iterations(module, mesh.devices)
