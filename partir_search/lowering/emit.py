@@ -198,10 +198,11 @@ def _product(ctx: Device, rule: OpRule, op: Op, args: Sequence[Any]) -> Sequence
 
 def _widens(op: Op) -> bool:
     """True for a product of floating-point numbers narrower than the result."""
-    width = op.results[0].type.itemsize
-    operands = [x.type for x in op.operands]
-    floats = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (*operands, op.results[0].type))
-    return role_of(op) is Role.DOT and floats and all(x.itemsize < width for x in operands)
+    if role_of(op) is not Role.DOT:
+        return False
+    result, operands = op.results[0].type, [x.type for x in op.operands]
+    floats = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (*operands, result))
+    return floats and all(x.itemsize < result.itemsize for x in operands)
 
 
 def _by_rows(shape: tuple[int, ...]) -> tuple[int, ...]:

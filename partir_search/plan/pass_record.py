@@ -39,6 +39,7 @@ PIPELINE = {
     "pin_update_layouts": "gradients in the layout of their state",
     "pin_lookup_layouts": "look-ups in rows, or narrow ones in columns",
     "pin_lone_rows": "single rows of sequences in the order of their dims",
+    "pin_scanned_rows": "stacks that a scan reads row by row in the order of their dims",
     "write_donated_last": "results in donated buffers, after the last read",
     "scatter_tiles_first": "reduce_scatters along the leading dim",
     "emit": "one jax.shard_map",

@@ -18,7 +18,7 @@ from partir_search.constraints.shardings import fixed_actions, warn_of_constrain
 from partir_search.ir.core import Module
 from partir_search.ir.manual import AxisNames
 from partir_search.ir.mesh import MeshShape
-from partir_search.passes.first import FIRST
+from partir_search.passes.first import first_passes
 from partir_search.passes.group_arguments import with_groups
 from partir_search.plan.argument_record import record_differences
 from partir_search.plan.multihost import plan_first, spans_processes
@@ -323,7 +323,7 @@ class PlanPipeline:
         """
         traced = whole or self._traced(call, args, kwargs)
         traced = with_loops(traced, loop, self._layered)
-        for name, rewrite in FIRST.items():
+        for name, rewrite in first_passes(self._options.shape.devices).items():
             traced = traced.run(name, rewrite)
         groups = self._options.groups
         traced = traced.run("group_arguments", lambda module: with_groups(module, groups))

@@ -20,7 +20,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.from_jaxpr import read_module
 from partir_search.ir.reading.manual import RegionAxes
 from partir_search.passes.early_lookups import with_early_lookups
-from partir_search.passes.first import FIRST
+from partir_search.passes.first import first_passes
 from partir_search.passes.row_lookups import with_row_lookups
 from partir_search.passes.unread import without_unread
 from partir_search.plan.pass_record import PassRecord
@@ -192,9 +192,9 @@ def trace_call(
     trip_counts: Mapping[str, int] = MappingProxyType({}),
     region_axes: RegionAxes | None = None,
 ) -> Traced:
-    """Traces a call with `read_call`, and runs the passes of `FIRST`."""
+    """Traces a call with `read_call`, and runs the first passes."""
     found = read_call(jitted, call, args, kwargs, name, donated, trip_counts, region_axes)
-    return functools.reduce(lambda traced, each: traced.run(*each), FIRST.items(), found)
+    return functools.reduce(lambda traced, each: traced.run(*each), first_passes(1).items(), found)
 
 
 def read_call(

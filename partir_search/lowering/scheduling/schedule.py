@@ -20,6 +20,7 @@ from partir_search.lowering.scheduling.gradients import compute_gradients_first
 from partir_search.lowering.scheduling.layouts import pin_lookup_layouts, pin_update_layouts
 from partir_search.lowering.scheduling.lone_rows import pin_lone_rows
 from partir_search.lowering.scheduling.marks import unscheduled
+from partir_search.lowering.scheduling.scanned_rows import pin_scanned_rows
 from partir_search.lowering.traits import LoweringTraits
 
 SchedulingPass = Callable[[LocalProgram, LoweringTraits], LocalProgram]
@@ -38,6 +39,7 @@ SCHEDULING: dict[str, SchedulingPass] = {
         pin_update_layouts,
         pin_lookup_layouts,
         pin_lone_rows,
+        pin_scanned_rows,
         write_donated_last,
         scatter_tiles_first,
     )

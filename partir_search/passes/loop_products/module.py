@@ -27,11 +27,15 @@ from partir_search.rules.registry import RuleTable, role_of
 from partir_search.rules.stacks import stacked_type
 
 
-def with_products_outside(module: Module) -> Module:
-    """Module with products outside of the scans; the same one without any."""
+def with_products_outside(module: Module, devices: int = 1) -> Module:
+    """Module with products outside of the scans; the same one without any.
+
+    Args:
+      devices: number of devices, which share rows under data parallelism.
+    """
     if not any(role_of(op) is Role.SCAN for op in module.ops):
         return module
-    rewriter = _Rewriter(module)
+    rewriter = _Rewriter(module, devices)
     new = rewriter.run()
     return new if rewriter.found else module
 
@@ -53,9 +57,9 @@ class _Parts:
     stacked: list[Value]
 
 
-def _parts(body: Body) -> _Parts:
+def _parts(body: Body, devices: int) -> _Parts:
     """Parts with stacks of at most as many bytes as the loop's stacks so far."""
-    totals, stacks = totals_outside(body, body.row_bytes)
+    totals, stacks = totals_outside(body, body.row_bytes, devices)
     after = rows_after(body, stacks)
     return _Parts(totals, rows_before(body, stacks.left), after, list(stacks.values))
 
@@ -67,9 +71,9 @@ class _Rewriter(Rewriter):
       found: True after the first rewritten scan.
     """
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, devices: int) -> None:
         super().__init__(module)
-        self.found = False
+        self.found, self._devices = False, devices
         self._rules, self._names = RuleTable(), FreshNames(module)
         self._constants: dict[int, tuple[Value, Any]] = {}
 
@@ -95,7 +99,7 @@ class _Rewriter(Rewriter):
     def _scan(self, scan: Op, makers: Mapping[Value, Op]) -> list[Op]:
         """Ops in place of a scan."""
         body = Body(scan, self._rules)
-        parts = _parts(body)
+        parts = _parts(body, self._devices)
         if not (parts.totals or parts.before or parts.after):
             return [self.op(scan)]
         self.found = True

@@ -106,6 +106,15 @@ class Outside:
         for at, array in program.constants.items():
             self.constants[id(array)] = grafter.value(program.values[at]), array
         new, results = grafter.graft(program, given)
+        scan = self._body.scan
+        new = [
+            dataclasses.replace(
+                op,
+                scope="/".join(filter(None, (scan.scope, op.scope))),
+                backward=op.backward or scan.backward,
+            )
+            for op in new
+        ]
         return new, [x for x in results if isinstance(x, Value)]
 
     def _slice(self, wanted: Sequence[Value]) -> tuple[list[Op], list[Value]]:

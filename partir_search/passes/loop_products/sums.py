@@ -23,10 +23,11 @@ from partir_search.rules.registry import role_of
 _WIDE = 4  # bytes of the elements of sums: a narrower one is rounded in each iteration
 
 
-def totals_outside(body: Body, budget: int) -> tuple[list[Total], Stacks]:
+def totals_outside(body: Body, budget: int, devices: int) -> tuple[list[Total], Stacks]:
     """Carries to compute outside of the scan, and the values to stack.
 
-    The rows of all stacks take at most `budget` bytes.
+    The rows of a product pay if a share of one of `devices` devices takes no more bytes than the
+    product in the loop. The rows of all stacks take at most `budget` bytes.
     """
     found = {t.number: t for n in body.added if (t := _total(body, n)) is not None}
     while found:
@@ -34,7 +35,7 @@ def totals_outside(body: Body, budget: int) -> tuple[list[Total], Stacks]:
         leaving = {
             op
             for op in sorted(_leaving(body, found), key=body.region.ops.index)
-            if stacks.add(x for _, x in op.inputs())
+            if stacks.add((x for _, x in op.inputs()), worth=devices * op.results[0].type.nbytes)
         }
         kept = {
             number: total

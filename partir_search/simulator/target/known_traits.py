@@ -45,6 +45,7 @@ _TPU = XlaTraits(
     pins_update_layouts=True,
     pins_lookup_layouts=True,
     pins_lone_rows=True,
+    pins_scanned_rows=True,
     delays_regathers=True,
     delays_reductions=True,
     delays_early_products=True,
