@@ -88,7 +88,8 @@ class LoweringTraits:
         "Holds the stack [t, b, d] of a product or a transposition, read by a scan row by row, to"
         " the order of its dims.",
         "XLA:TPU otherwise lays out some stacks with t in the lanes: f32[128,8,6000] of an LSTM's"
-        " projected inputs on v5e is read in 76.7 us an iteration, 0.6 us with the rows in order.",
+        " projected inputs on v5e is read in 76.7 us an iteration, in 5.5 us with rows in order;"
+        " the step takes 44.6 and 21.4 ms.",
     )
     row_major_sublane_elements: int = trait(
         8,
