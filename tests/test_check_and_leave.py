@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import partir_search as ps
 from models.catalog import MODELS
 from partir_search.calling.executables import Executables
+from partir_search.plan.check import compared
 
 pytestmark = pytest.mark.devices
 
@@ -104,6 +105,19 @@ def test_check_finds_a_difference(mesh: jax.sharding.Mesh) -> None:
     assert not found.ok
     assert found.worst.difference == 4.0
     assert "they differ" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "agreeing", "differing"),
+    [("complex64", 1e-6, 1e-3), ("complex128", 1e-11, 1e-6), ("float32", 1e-6, 1e-3)],
+)
+def test_tolerance_of_complex_numbers(dtype: str, agreeing: float, differing: float) -> None:
+    """Parts of complex numbers have the tolerance of real numbers."""
+    with jax.enable_x64(True):
+        x = jnp.linspace(1, 2, 8, dtype=dtype)
+        for error, ok in ((agreeing, True), (differing, False)):
+            found = compared(lambda x, e=error: x * (1 + e), lambda x: x, (x,), {})
+            assert found.ok is ok
 
 
 @pytest.mark.parametrize(

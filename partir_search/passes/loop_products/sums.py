@@ -26,16 +26,28 @@ _WIDE = 4  # bytes of the elements of sums: a narrower one is rounded in each it
 def totals_outside(body: Body, budget: int, devices: int) -> tuple[list[Total], Stacks]:
     """Carries to compute outside of the scan, and the values to stack.
 
-    The rows of a product pay if a share of one of `devices` devices takes no more bytes than the
-    product in the loop. The rows of all stacks take at most `budget` bytes.
+    Rows pay if a share of one of `devices` devices takes no more bytes than the products in the
+    loop: all rows for all products, or the rows of a product for this one. The rows of all stacks
+    take at most `budget` bytes.
     """
     found = {t.number: t for n in body.added if (t := _total(body, n)) is not None}
+    totals, stacks = _chosen(body, found, budget, None)
+    products = {x: op for total in totals for x, op in total.products.items()}
+    if budget - stacks.left > devices * sum(x.type.nbytes for x in products):
+        totals, stacks = _chosen(body, found, budget, devices)
+    return totals, stacks
+
+
+def _chosen(
+    body: Body, found: Mapping[int, Total], budget: int, devices: int | None
+) -> tuple[list[Total], Stacks]:
+    """Carries with rows within the budget; given `devices`, with rows that pay by product."""
     while found:
         stacks = Stacks(body, budget)
         leaving = {
             op
             for op in sorted(_leaving(body, found), key=body.region.ops.index)
-            if stacks.add((x for _, x in op.inputs()), worth=devices * op.results[0].type.nbytes)
+            if stacks.add((x for _, x in op.inputs()), worth=_worth(op, devices))
         }
         kept = {
             number: total
@@ -48,6 +60,10 @@ def totals_outside(body: Body, budget: int, devices: int) -> tuple[list[Total], 
             return list(kept.values()), stacks
         found = kept
     return [], Stacks(body, budget)
+
+
+def _worth(op: Op, devices: int | None) -> int | None:
+    return None if devices is None else devices * op.results[0].type.nbytes
 
 
 def _total(body: Body, number: int) -> Total | None:
