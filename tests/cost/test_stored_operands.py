@@ -127,6 +127,25 @@ def test_views_read_in_place() -> None:
     assert peak(fn, *args, reads_views_in_place=True) == 2 * SIZE + 2 * 64 * 8 * 4
 
 
+def test_slices_of_a_projection_laid_out_for_dots() -> None:
+    """Both halves of bf16[8, 24, 2, 4, 32] in lanes of 128, each read by two batched dots: all
+    slices together take the padded bytes of the projection, which no array holds beside them.
+    """
+
+    def fn(x: Any, w: Any) -> Any:
+        halves = (x @ w).reshape(8, 24, 2, 4, 32)
+        q, k = halves[:, :, 0], halves[:, :, 1]
+        scores = jnp.einsum("bqhe,bkhe->bhqk", q, k)
+        return jnp.einsum("bhqk,bkhe->bqhe", scores, k), jnp.einsum("bhqk,bqhe->bkhe", scores, q)
+
+    args = (
+        jax.ShapeDtypeStruct((8, 24, 64), jnp.bfloat16),
+        jax.ShapeDtypeStruct((64, 256), jnp.bfloat16),
+    )
+    tiles = {"tile_lanes": 128, "tile_sublanes": 8}
+    assert more(fn, *args, trait="reads_views_in_place", **tiles) < 0
+
+
 def test_small_inputs_of_fused_kernels() -> None:
     """Nine vectors, each 1/128 of f32[128, 128], are too many inputs at 1/128, none at 1/64."""
 

@@ -142,11 +142,14 @@ def materialize(
 
     def read_in_place(op: Op) -> bool:
         """True for a slice, and for a view of one: each consumer reads the stretch in the source,
-        however many there are. Dots read views that the memory pads from copies.
+        however many there are. Dots read views that the memory pads from copies; those of a source
+        with all of its views for dots are together the source, which is dropped.
         """
-        copied = any(r.id in dtypes.padded_operands for r in op.results)
-        if copied or not traits.reads_views_in_place:
+        if not traits.reads_views_in_place:
             return bool(rules[op.id].reads)
+        if any(r.id in dtypes.padded_operands for r in op.results):
+            together = all(v.id in dtypes.padded_operands for _, v in op.inputs())
+            return bool(rules[op.id].reads) or (rules[op.id].moves and together)
         while not rules[op.id].reads and rules[op.id].moves and op.inputs():
             maker = uses.makers[op.inputs()[0][1].id]
             if maker is None or maker.results[0].id in made:

@@ -193,7 +193,8 @@ class XlaTraits(RateTraits):
         "flag",
         "Lets consumers read a squeezed slice in the sliced value.",
         "q, k and v of a fused projection. With the trait, and with pieces of concatenations,"
-        " transformers on v5p are predicted within 1 % in 12 of 14 plans.",
+        " transformers on v5p are predicted within 1 % in 12 of 14 plans. Slices of a projection"
+        " laid out for batched dots: a U-shaped ViT on v5e from +24.7 to +16.4 %.",
     )
     fused_input_fraction: float = trait(
         1 / 64,
