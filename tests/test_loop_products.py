@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import partir_search as ps
 from partir_search.ir.core import Module, Op, walk_regions
@@ -200,6 +201,36 @@ def recomputed(p: Any, x: Any, y: Any) -> Any:
 def test_left_in_place(loss: Any) -> None:
     module = read(jax.grad(loss), weights(), X, Y)
     assert with_products_outside(module) is module
+
+
+def with_noise(p: Any, h: Any, x: Any) -> tuple[Any, Any]:
+    """Weights that are drawn, or made by a branch, in each iteration: equal in all."""
+    noise = jax.random.normal(jax.random.key(1), p["own"].shape)
+    own = jax.lax.cond(p["bias"][0] > 0, jnp.sin, jnp.cos, p["own"])
+    h = jnp.tanh(x @ p["in"] + h @ p["own"])
+    return h, jnp.tanh(h @ (0.1 * noise)) @ own
+
+
+def named(p: Any, h: Any, x: Any) -> tuple[Any, Any]:
+    """A product with a name, by which a user may tile the result."""
+    seen = checkpoint_name(x @ p["in"], "seen")
+    h = jnp.tanh(seen + h @ p["own"])
+    return h, h
+
+
+@pytest.mark.parametrize("cell", [with_noise, named])
+@pytest.mark.parametrize("length", [1, 0, TIME])
+def test_further_cells(cell: Cell, length: int) -> None:
+    def fn(p: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda c, r: cell(p, c, r), jnp.ones((BATCH, HIDDEN)), x)
+
+    x = X.swapaxes(0, 1)[:length]
+    module = read(fn, weights(), x)
+    new = with_products_outside(module)
+    assert length > 1 or new is module
+    assert [v for v in new.values if "seen" in v.name and len(v.type.shape) > 2] == []
+    verify(new)
+    assert_equal(new, fn, weights(), x)
 
 
 def test_recomputed_cells_keep_their_gradients() -> None:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from partir_search.ir.analysis.readers import readers_of
 from partir_search.ir.core import Op, Value
 from partir_search.ir.kind import MOVING, Kind
+from partir_search.ir.role import Role
 from partir_search.ir.rule import OpRule
 from partir_search.passes.roll.added import added_carries
 from partir_search.rules.other import user_sharding
+from partir_search.rules.registry import role_of
 
 _CHEAP = frozenset({Kind.ELEMENTWISE, Kind.MOVEMENT})
 _BATCHED = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.ELEMENTWISE, *MOVING})
@@ -75,8 +77,8 @@ class Body:
         return op not in self.needed
 
     def batches(self, op: Op) -> bool:
-        """True for an op to compute for all iterations at once."""
-        if op.regions or op.effect or user_sharding(op) is not None:
+        """True for an op to compute for all iterations at once; values named by users stay."""
+        if op.regions or op.effect or user_sharding(op) is not None or role_of(op) is Role.COPY:
             return False
         return self._rule_of(op).kind in _BATCHED
 
@@ -117,7 +119,8 @@ class Body:
         one, other = (x for _, x in op.inputs())
         if self.is_constant(one) == self.is_constant(other) or not self.batches(op):
             return None
-        return (other, one) if self.is_constant(one) else (one, other)
+        varying, constant = (other, one) if self.is_constant(one) else (one, other)
+        return (varying, constant) if self.derives(constant) else None
 
     def _makers_of(self, values: Iterable[Value]) -> set[Op]:
         found, todo = set[Op](), list(values)

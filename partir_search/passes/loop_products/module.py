@@ -94,7 +94,7 @@ class _Rewriter(Rewriter):
         """True for a scan of the user whose iterations depend on earlier ones."""
         if role_of(op) is not Role.SCAN or op.params.get(ACCUMULATES):
             return False
-        return independent(op, self._rules) is None
+        return int(op.params["length"]) > 1 and independent(op, self._rules) is None
 
     def _scan(self, scan: Op, makers: Mapping[Value, Op]) -> list[Op]:
         """Ops in place of a scan."""
@@ -114,7 +114,7 @@ class _Rewriter(Rewriter):
                 maker = makers.get(x)
                 if maker is None or role_of(maker) is not Role.BROADCAST:
                     return False
-                (x,) = maker.operands
+                x = maker.operands[0]
             return x.is_zero()
 
         def outside(stacks: Mapping[Value, Value]) -> Outside:

@@ -72,9 +72,13 @@ def _after(body: Body, y: Value) -> tuple[list[Op], list[Value]]:
     while todo:
         value = todo.pop()
         maker = body.makers.get(value)
-        if value in seen or body.is_constant(value):
+        if value in seen:
             continue
         seen.add(value)
+        if body.is_constant(value):
+            if not body.derives(value):
+                return [], []
+            continue
         if maker is None or not body.is_late(maker) or not body.batches(maker):
             rows[value] = None
             continue
