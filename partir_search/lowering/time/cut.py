@@ -150,7 +150,9 @@ class _Cutter:
             return IN if source.id in self.made_inside else FREE
         of[target.id] = DONE
         self.kinds.follow(target, source)
-        if not isinstance(item.step, (AllReduce, AllGather)):
+        if isinstance(item.step, AllGather):
+            self.kinds.gather(item)
+        elif not isinstance(item.step, AllReduce):
             self.kinds.meet(item.op, source)
         return AFTER
 

@@ -27,7 +27,8 @@ class Meeting:
     """Place where the parts of a batch meet: a value of all parts is read by one part.
 
     Attributes:
-      op: the reader; None for a result of the program.
+      op: the op that needs all parts; None for a result of the program. Of a reduction, an op in the
+        loop that reads the result; of a value gathered, the op that reads all rows.
       source: the value of all parts.
     """
 
@@ -43,7 +44,9 @@ class Kinds:
       axis: the time axis.
       of: kind by id of the local value; WHOLE by default.
       meetings: places where parts meet.
-      roots: by id of a value computed from a pending or finished reduction, the reduced value.
+      roots: by id of a value computed from a pending or finished reduction, or from a value
+        gathered, the reduced or gathered value.
+      gathered: by id of a gathered value, the op that reads all rows.
     """
 
     partition: Partition
@@ -51,6 +54,7 @@ class Kinds:
     of: dict[int, str] = dataclasses.field(default_factory=dict)
     meetings: list[Meeting] = dataclasses.field(default_factory=list)
     roots: dict[int, Value] = dataclasses.field(default_factory=dict)
+    gathered: dict[int, Op] = dataclasses.field(default_factory=dict)
 
     def kind(self, source: Source) -> str:
         """Kind of a local value or literal."""
@@ -61,12 +65,19 @@ class Kinds:
         )
 
     def follow(self, made: LocalValue, source: LocalValue) -> None:
-        """Records a value computed from a pending or finished reduction."""
+        """Records a value computed from a reduction or from a gathered value."""
         self.roots[made.id] = self.roots.get(source.id, source.value)
+
+    def gather(self, item: Reshard) -> None:
+        """Records a gathered value with the op that reads all rows."""
+        root = self.roots.get(item.source.id, item.source.value)
+        if item.op is not None:
+            self.gathered.setdefault(root.id, item.op)
 
     def meet(self, op: Op | None, source: LocalValue) -> None:
         """Records a reader, in the loop, of a value of all parts."""
-        self.meetings.append(Meeting(op, self.roots.get(source.id, source.value)))
+        root = self.roots.get(source.id, source.value)
+        self.meetings.append(Meeting(self.gathered.get(root.id, op), root))
 
     def tiled(self, local: LocalValue) -> bool:
         """True if the axis tiles a local value."""

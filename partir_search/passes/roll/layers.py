@@ -23,11 +23,29 @@ class Inner:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Carried:
-    """Result `result` of op `offset` of the layer before; `initial` in the first layer."""
+    """Result `result` of op `offset` of an earlier layer, `age` layers before.
+
+    The first `age` layers read `initials`, one each.
+    """
 
     offset: int
     result: int
-    initial: Value
+    initials: tuple[Value, ...]
+
+    @property
+    def age(self) -> int:
+        """Number of layers from the maker to the reader."""
+        return len(self.initials)
+
+    @property
+    def initial(self) -> Value:
+        """Value read by the first layer."""
+        return self.initials[0]
+
+    @property
+    def younger(self) -> Carried | None:
+        """The same value one layer before; None of a value of the layer before."""
+        return Carried(self.offset, self.result, self.initials[1:]) if self.age > 1 else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,9 +95,17 @@ class Layers:
 
     @property
     def carries(self) -> list[Carried]:
-        """Distinct values handed from layer to layer, by first use."""
-        found = (s for sources in self.sources for s in sources if isinstance(s, Carried))
-        return list(dict.fromkeys(found))
+        """Distinct values handed from layer to layer, by first use.
+
+        A value handed on for several layers is one of each age, the eldest first.
+        """
+        found: dict[Carried, None] = {}
+        for source in (s for sources in self.sources for s in sources):
+            carry = source if isinstance(source, Carried) else None
+            while carry is not None:
+                found[carry] = None
+                carry = carry.younger
+        return list(found)
 
     @property
     def given(self) -> list[Given]:
@@ -99,7 +125,12 @@ class Layers:
 
     def entering(self, carry: Carried) -> tuple[Value, ...]:
         """Value of a carry read by each layer."""
-        return carry.initial, *self.made(carry.offset, carry.result)[:-1]
+        made = self.made(carry.offset, carry.result)
+        return *carry.initials, *made[: -carry.age]
+
+    def last(self, carry: Carried) -> Value:
+        """Value of a carry after the last layer."""
+        return self.made(carry.offset, carry.result)[-carry.age]
 
     def with_ops(self, ops: Sequence[Sequence[Op]]) -> Layers:
         """Layers with new ops."""
@@ -113,7 +144,7 @@ def layers_of(ops: Sequence[Sequence[Op]], equals: Mapping[int, Value] = NO_EQUA
       equals: by value id, the first of all values known to be equal.
 
     Raises:
-      Unlike: an operand is made at different places in different layers, or two layers before.
+      Unlike: an operand is made at different places in different layers.
     """
     made = {
         v.id: (k, offset, result)
@@ -133,13 +164,11 @@ def layers_of(ops: Sequence[Sequence[Op]], equals: Mapping[int, Value] = NO_EQUA
         if all(place is None for place in places):
             found = {equals.get(v.id, v) for v in values}
             return Given(tuple(values) if len(found) > 1 else (*found,) * len(values))
-        if (second := places[1]) is not None:
-            _, offset, result = second
-            if places == [(k, offset, result) for k in range(len(values))]:
-                return Inner(offset, result)
-            if places == [None, *((k, offset, result) for k in range(len(values) - 1))]:
-                assert isinstance(first, Value)
-                return Carried(offset, result, first)
+        age = next(k for k, place in enumerate(places) if place is not None)
+        _, offset, result = places[age] or (0, 0, 0)
+        expected = [*(None,) * age, *((k, offset, result) for k in range(len(places) - age))]
+        if places == expected and 2 * age <= len(places):  # else few layers hand a value on
+            return Carried(offset, result, tuple(values[:age])) if age else Inner(offset, result)
         raise Unlike(f"{named(op)} reads {_unlike(values, [p and p[0] for p in places])}")
 
     return Layers(

@@ -99,7 +99,7 @@ def _sums(forward: Found, backward: Found) -> dict[int, int]:
     for n, given in enumerate(layers.given):
         if len({v.id for v in given.values}) == len(given.values):
             read.update((v.id, (layer, -1, n)) for layer, v in enumerate(given.values))
-    for n, carry in enumerate(layers.carries):
+    for n, carry in enumerate(c for c in layers.carries if c.younger is None):
         read.update((v.id, (layer, -2, n)) for layer, v in enumerate(layers.entering(carry)))
     votes: collections.Counter[int] = collections.Counter()
     for given in backward.layers.given:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from partir_search.ir.core import Module, Op, Region, TensorType, Value, walk_regions
 from partir_search.passes.roll.early_slices import with_early_slices
 from partir_search.passes.roll.ends import with_equal_ends
+from partir_search.passes.roll.equal_sums import with_equal_sums
 from partir_search.passes.roll.further_ops import Again
 from partir_search.passes.roll.layer_scans import LayerPair, layer_scans
 from partir_search.passes.roll.numbers import first_equals
@@ -98,6 +99,9 @@ def _rolled(module: Module, again: Again) -> Rolled:
     early = with_early_slices(module)
     if early is not module:
         forms += [early, with_equal_ends(early, print_of, make)]
+    summed = with_equal_sums(module, first_equals(module, fingerprints))
+    if summed is not module:
+        forms += [summed, with_equal_ends(summed, print_of, make)]
     forms = [form for at, form in enumerate(forms) if form not in forms[:at]]
     found = [rolled(form, 1) for form in forms]
     if not any(form.layers for form in found):  # groups of layers of which none is unlike the rest

@@ -116,11 +116,14 @@ class Writer(RematRewriter):
             body.append(self._layer_op(op, sources, inside, arguments, carried, numbers))
             inside.update((r.id, v) for r, v in zip(op.results, body[-1].results, strict=True))
         results: list[Operand] = [
-            inside[layers.first[c.offset].results[c.result].id] for c, _ in carries
+            inside[layers.first[c.offset].results[c.result].id]
+            if c.younger is None
+            else carried[c.younger]
+            for c, _ in carries
         ]
         finals: list[Value] = []
         for c, _ in carries:
-            last = layers.made(c.offset, c.result)[-1]
+            last = layers.last(c)
             again = last in finals or self._known(last)
             finals.append(
                 Value(-1, last.type, self._fresh(last.name)) if again else self.value(last)
