@@ -52,6 +52,14 @@ def capacity(w: Any, x: Any) -> Any:
     return jax.value_and_grad(loss)(w)
 
 
+def ordered(w: Any, x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        ranked = jnp.sort(x @ w, axis=0)
+        return jnp.mean(jnp.exp(-ranked) * (x @ w))
+
+    return jax.value_and_grad(loss)(w)
+
+
 REFUSED: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "batch": (
         regression,
@@ -77,7 +85,12 @@ REFUSED: dict[str, tuple[Any, tuple[Any, ...], str]] = {
         (W, X),
         "slice at .*needs all microbatches at once",
     ),
-    "experts' capacity": (capacity, (W, X), r"needs all microbatches at once: .*capacity"),
+    "experts' capacity": (
+        capacity,
+        (W, X),
+        r"cumsum at .*needs all microbatches at once: %convert_element_type, made by .*capacity",
+    ),
+    "order of the batch": (ordered, (W, X), r"sort at .*needs all microbatches .*: %dot_general"),
     "neighbours": (neighbours, (W, X), "needs all microbatches at once"),
 }
 

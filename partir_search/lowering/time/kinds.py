@@ -27,8 +27,8 @@ class Meeting:
     """Place where the parts of a batch meet: a value of all parts is read by one part.
 
     Attributes:
-      op: the op that needs all parts; None for a result of the program. Of a reduction, an op in the
-        loop that reads the result; of a value gathered, the op that reads all rows.
+      op: the op that needs all parts; None for a result of the program. Of a reduction, an op in
+        the loop that reads the result; of a value gathered, the op that reads all rows.
       source: the value of all parts.
     """
 
