@@ -88,7 +88,7 @@ def _changes_places(
     A slice of a cast that rows of several layers read stays behind: the cast is made once, before
     the layers.
     """
-    maker, users = before[0], readers[before[0].results[0]]
+    maker, users = before[0], readers.get(before[0].results[0], ())
     if role_of(op) in (Role.CAST, Role.ADDITION):
         place = place_of_row(maker)
         alike = all(place_of_row(m) == place for m in before)
