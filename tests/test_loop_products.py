@@ -286,10 +286,27 @@ def test_executed(cell: str) -> None:
         for a, b in zip(expected, result, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5 if cell == "narrow" else 1e-6)
         if schedule is data:
-            text = found.plan(weights(), X, Y).local_ir()
-            loops = text.split("scan[")[1:]
-            assert all("all_reduce" not in loop.split("}")[0] for loop in loops)
-            assert "all_reduce" in text
+            collectives = found.plan(weights(), X, Y).collectives
+            assert {(c.kind, c.times) for c in collectives} == {("all_reduce", 1)}
+
+
+def test_products_read_outside() -> None:
+    """A product before the scan is stacked by the scan, and read by a sum after it."""
+
+    def fn(p: Any, x: Any) -> Any:
+        def cell(carry: Any, row: Any) -> tuple[Any, Any]:
+            h, total = carry
+            seen = row @ p["in"]
+            new = jnp.tanh(seen + h @ p["own"])
+            return (new, total + h.T @ seen), (seen, new, h)
+
+        first = jnp.zeros((BATCH, HIDDEN)), jnp.zeros((HIDDEN, HIDDEN))
+        return jax.lax.scan(cell, first, x.swapaxes(0, 1))
+
+    new = with_products_outside(read(fn, weights(), X))
+    verify(new)
+    assert products(new) == 1
+    assert_equal(new, fn, weights(), X)
 
 
 def test_stacks_are_read_in_order() -> None:

@@ -22,7 +22,9 @@ def recurrence(self: Builder) -> None:
     shape, rng = self.shapes[i], self.rng
     j = rng.randrange(len(self.shapes))
     width = rng.choice([2, 3, 4])
-    forms = rng.sample(["total", "head", "masked", "transposed", "twice", "scaled", "bias"], 3)
+    forms = rng.sample(
+        ["total", "head", "masked", "transposed", "twice", "scaled", "bias", "seen"], 3
+    )
     reverse, unroll = rng.random() < 0.4, rng.choice([1, 1, 2])
     remat, gradient, grouped = (rng.random() < p for p in (0.2, 0.6, 0.3))
 
@@ -49,12 +51,15 @@ def recurrence(self: Builder) -> None:
                 flat = row.reshape(-1, shape[-1])
                 part = h.reshape(-1, width).T @ flat
                 total = total + (0.5 * part.T if "scaled" in forms else part.T)
-            return (new, total), (jnp.tanh(new) @ own if "head" in forms else new)
+            if "seen" in forms:  # a product stacked by the scan and added up
+                total = total + (row.reshape(-1, shape[-1]).T @ seen.reshape(-1, width))
+            out = jnp.tanh(new) @ own if "head" in forms else new
+            return (new, total), (out, seen if "seen" in forms else out)
 
         first = jnp.zeros((*shape[1:-1], width)), jnp.zeros((shape[-1], width))
         cell = jax.checkpoint(cell) if remat else cell
-        (h, total), rows = lax.scan(cell, first, x, reverse=reverse, unroll=unroll)
-        return h.sum() + jnp.sin(total).sum() + (rows**2).sum()
+        (h, total), (rows, more) = lax.scan(cell, first, x, reverse=reverse, unroll=unroll)
+        return h.sum() + jnp.sin(total).sum() + (rows**2).sum() + jnp.cos(more).sum()
 
     def gradients(v: list[Any]) -> Any:
         def loss(other: Any, x: Any) -> Any:

@@ -61,14 +61,22 @@ def summed(layers: Any, x: Any) -> Any:
     return states[-1]
 
 
+def averaged(layers: Any, x: Any) -> Any:
+    """Each layer adds the mean of all earlier states; the head reads their sum."""
+    states = [x]
+    for p in layers:
+        states.append(layer(states[-1] + sum(states) / len(states), p))
+    return sum(states)
+
+
 STEPS: dict[str, tuple[Callable[..., Any], int, int]] = {
     "added": (added, 1, 18),
     "concatenated": (concatenated, 2, 20),
     "three before": (three_before, 1, 14),
     "summed": (summed, 1, 18),
-}
-"""By name: model, states read by a layer, and the least number of layers rolled, forward and
-backward ones counted apart. jax's versions order the additions of transposition differently."""
+    "averaged": (averaged, 1, 20),
+}  # model, states read by a layer, least number of layers rolled, forward and
+# backward ones counted apart: versions of jax order transposed ops, and so end layers, differently
 
 
 def step_of(model: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from partir_search.ir.core import Op, Region, Value
+from collections.abc import Container, Iterable, Sequence
+
+from partir_search.ir.core import Op, Operand, Region, Value
 
 
 def readers_of(region: Region) -> dict[Value, list[Op | None]]:
@@ -18,3 +20,21 @@ def readers_of(region: Region) -> dict[Value, list[Op | None]]:
         if isinstance(x, Value):
             readers.setdefault(x, []).append(None)
     return readers
+
+
+def read_ops(
+    ops: Sequence[Op], results: Iterable[Operand], known: Container[Value] = ()
+) -> list[Op]:
+    """Ops of a region with effects, or with a result that an op or the region reads.
+
+    Args:
+      results: of the region.
+      known: values made elsewhere, whose makers are left out.
+    """
+    read = {x for x in results if isinstance(x, Value) and x not in known}
+    found: list[Op] = []
+    for op in reversed(ops):
+        if op.effect or not read.isdisjoint(op.results):
+            found.append(op)
+            read.update(x for _, x in op.inputs() if x not in known)
+    return found[::-1]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from partir_search.ir.core import Shape
 from partir_search.ir.role import Role
 from partir_search.lowering.local_ir import LocalOp, LocalProgram, LocalRegion, Reshard
 from partir_search.lowering.local_value import LocalValue
@@ -47,15 +46,7 @@ def _stacks(program: LocalProgram, item: object) -> list[LocalValue]:
     if params.get(ACCUMULATES):
         return []
     first = int(params["num_consts"]) + int(params["num_carry"])
-    return [x for x in item.ins[first:] if isinstance(x, LocalValue) and _is_stack(x.shape)]
-
-
-def _is_stack(shape: Shape) -> bool:
-    match shape:
-        case (_, _, _):
-            return True
-        case _:
-            return False
+    return [x for x in item.ins[first:] if isinstance(x, LocalValue) and len(x.shape) == 3]
 
 
 def _is_arranged(

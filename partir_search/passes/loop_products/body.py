@@ -42,7 +42,7 @@ class Body:
         results = self.region.results[: self.carries]
         kept = [x for n, x in enumerate(results) if n not in self.added]
         effects = [x for op in self.region.ops if op.effect for x in op.results]
-        self.needed = self._makers_of(x for x in (*kept, *effects) if isinstance(x, Value))
+        self.needed = self.ops_behind(x for x in (*kept, *effects) if isinstance(x, Value))
         first = self.consts + self.carries
         rows = zip(self.region.args[first:], scan.operands[first:], strict=True)
         self.given = {arg: x for arg, x in rows if isinstance(x, Value)}
@@ -122,7 +122,8 @@ class Body:
         varying, constant = (other, one) if self.is_constant(one) else (one, other)
         return (varying, constant) if self.derives(constant) else None
 
-    def _makers_of(self, values: Iterable[Value]) -> set[Op]:
+    def ops_behind(self, values: Iterable[Value]) -> set[Op]:
+        """Ops of the body that compute some values."""
         found, todo = set[Op](), list(values)
         while todo:
             maker = self.makers.get(todo.pop())

@@ -10,9 +10,10 @@ weights' gradient over devices once, as in cuDNN's recurrent layers (Appleyard e
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from partir_search.ir.analysis.readers import read_ops
 from partir_search.ir.core import Module, Op, Operand, Region, Value
 from partir_search.ir.role import Role
 from partir_search.passes.fresh_names import FreshNames
@@ -121,12 +122,13 @@ class _Rewriter(Rewriter):
             return Outside(self.module, body, stacks, self._names, is_zeros)
 
         first = outside(body.given)
-        ops, before = first.write(parts.before)
+        ops, stacks_before = first.write(parts.before)
+        before = dict(zip(parts.before, stacks_before, strict=True))
         known = {x: y for x, y in body.stacks.items() if x not in parts.after}
-        last = outside({**known, **made})
+        last = outside({**known, **before, **made})
         later, values = last.write(parts.after, parts.totals)
         self._constants |= first.constants | last.constants
-        new, passed = _loop(body, parts, dict(zip(parts.before, before, strict=True)), made)
+        new, passed = _loop(body, parts, before, made)
         found = [self.op(x) for x in (*ops, new, *later)]
         stacks = {**dict(zip(parts.after, values, strict=False)), **passed}
         for x, y in body.stacked:
@@ -151,7 +153,7 @@ def _loop(
         *stacked,
         *made.items(),
     ]
-    ops = _read_ops(region.ops, [x for x, _ in results], before)
+    ops = read_ops(region.ops, [x for x, _ in results], before)
     read = {x for op in ops for _, x in op.inputs()} | {x for x, _ in results}
     entering = [*zip(region.args, scan.operands, strict=True)]
     first = body.consts + body.carries
@@ -172,16 +174,3 @@ def _loop(
         key=None,
     )
     return new, passed
-
-
-def _read_ops(
-    ops: Iterable[Op], results: Iterable[Operand], known: Mapping[Value, Value]
-) -> list[Op]:
-    """Ops of a body with a reader, but for the makers of values `known` outside."""
-    read = {x for x in results if isinstance(x, Value)} - set(known)
-    found = list[Op]()
-    for op in reversed(list(ops)):
-        if op.effect or not read.isdisjoint(op.results):
-            found.append(op)
-            read.update(x for _, x in op.inputs() if x not in known)
-    return found[::-1]

@@ -24,7 +24,7 @@ def rows_before(body: Body, left: int) -> list[Value]:
         weight = body.weight(op)
         if op in gone or weight is None or not body.is_early(weight[0]):
             continue
-        ops = _ops_before(body, op)
+        ops = body.ops_behind(op.results)
         products = [x for x in ops if body.rule(x).contracts and x not in gone]
         if not all(map(body.batches, ops)):
             continue
@@ -53,17 +53,6 @@ def rows_after(body: Body, stacks: Stacks) -> list[Value]:
         if stacks.add(rows, between, worth=constants + y.type.nbytes):
             found.append(y)
     return found
-
-
-def _ops_before(body: Body, op: Op) -> list[Op]:
-    """Ops of the body behind `op`, with `op`."""
-    found, todo = {op}, [x for _, x in op.inputs()]
-    while todo:
-        maker = body.makers.get(todo.pop())
-        if maker is not None and maker not in found:
-            found.add(maker)
-            todo += [x for _, x in maker.inputs()]
-    return [x for x in body.region.ops if x in found]
 
 
 def _after(body: Body, y: Value) -> tuple[list[Op], list[Value]]:

@@ -3,8 +3,8 @@
 `x = layer(sum(earlier))` adds the results of all earlier layers up in each layer, and so does the
 gradient of each result: the number of additions grows with the layer, and no two layers are alike.
 A sum of k addends is the sum of the first k - 1 that the layer before computed, and one addition
-more. With equal additions computed once, each layer adds one value to a sum handed on. They stand
-right behind their operands: transposition leaves additions of a layer in any order.
+more. With equal additions computed once, each layer adds one value to a sum handed on. The
+additions stand right behind their operands: transposition leaves them in any order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
-from partir_search.ir.core import Module, Op, Operand, Region, Value
+from partir_search.ir.analysis.readers import read_ops
+from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.role import Role
 from partir_search.passes.roll.again import reading
 from partir_search.rules.registry import role_of
@@ -43,30 +44,23 @@ def _merged(region: Region, equals: Mapping[int, Value]) -> Region:
         return Region(region.args, tuple(ops), region.results)
     results = tuple([same.get(x, x) if isinstance(x, Value) else x for x in region.results])
     early = _early(reading(ops, same), set(same.values()))
-    return Region(region.args, _read(early, results), results)
+    return Region(region.args, tuple(read_ops(early, results)), results)
 
 
 def _early(ops: Sequence[Op], sums: Set[Value]) -> list[Op]:
-    """Ops with the makers of some values right behind their operands."""
+    """Ops with the additions that make or read some sums right behind their operands.
+
+    The last sum has one reader, was computed once already, and is found by the sum that it reads.
+    """
     place: dict[Value, int] = {}
     keys: list[tuple[int, bool, int]] = []
     for at, op in enumerate(ops):
-        early = op.results[0] in sums if op.results else False
+        values = {*op.results, *(x for _, x in op.inputs())}
+        early = role_of(op) is Role.ADDITION and not sums.isdisjoint(values)
         to = max((place.get(x, -1) for _, x in op.inputs()), default=-1) if early else at
         place.update(dict.fromkeys(op.results, to))
         keys.append((to, early, at))
     return [ops[at] for *_, at in sorted(keys)]
-
-
-def _read(ops: Sequence[Op], results: Sequence[Operand]) -> tuple[Op, ...]:
-    """Ops with effects, or with a result that an op or the region reads."""
-    read = {x for x in results if isinstance(x, Value)}
-    kept: list[Op] = []
-    for op in reversed(ops):
-        if op.effect or not read.isdisjoint(op.results):
-            read.update(x for _, x in op.inputs())
-            kept.append(op)
-    return tuple(kept[::-1])
 
 
 def _with_regions(op: Op, equals: Mapping[int, Value]) -> Op:

@@ -142,8 +142,8 @@ def materialize(
 
     def read_in_place(op: Op) -> bool:
         """True for a slice, and for a view of one: each consumer reads the stretch in the source,
-        however many there are. Dots read views that the memory pads from copies; those of a source
-        with all of its views for dots are together the source, which is dropped.
+        however many there are. Dots read views that the memory pads from copies, but for a view
+        of a padded view.
         """
         if not traits.reads_views_in_place:
             return bool(rules[op.id].reads)
