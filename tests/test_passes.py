@@ -43,6 +43,7 @@ def test_recorded_in_order() -> None:
         "views",
         "group_arguments",
         "block_scans",
+        "block_selections",
         "fold",
         "search",
         "unfold",
@@ -85,6 +86,7 @@ def test_rewrites_are_passes() -> None:
         "views",
         "group_arguments",
         "block_scans",
+        "block_selections",
         "pad",
         "unfold",
     ]
@@ -96,7 +98,7 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
     train = partitioned(dump_dir=tmp_path / "passes")
     plan = train.plan(X, W)
     files = sorted(p.name for p in (tmp_path / "passes").iterdir())
-    last = 21 + len(SCHEDULING)
+    last = 22 + len(SCHEDULING)
     assert files == [
         "00_trace.ir",
         "01_unread.ir",
@@ -107,18 +109,19 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
         "08_views.ir",
         "09_group_arguments.ir",
         "10_block_scans.ir",
-        "17_fold.ir",
-        "18_search.ir",
-        "19_unfold.ir",
-        "20_local.ir",
-        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 21)),
+        "11_block_selections.ir",
+        "18_fold.ir",
+        "19_search.ir",
+        "20_unfold.ir",
+        "21_local.ir",
+        *(f"{at}_{name}.ir" for at, name in enumerate(SCHEDULING, 22)),
         f"{last}_emit.ir",
         "passes.txt",
     ]
     read = {p.name: p.read_text() for p in (tmp_path / "passes").iterdir()}
     assert read["00_trace.ir"].count("dot_general") > 1
     assert 'tile 0 "batch"' not in read["00_trace.ir"]
-    assert read["19_unfold.ir"] == plan.ir(full=True) + "\n"
+    assert read["20_unfold.ir"] == plan.ir(full=True) + "\n"
     assert read[f"{last - 1}_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
     assert "shard_map" in read[f"{last}_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)

@@ -29,6 +29,7 @@ from partir_search.lowering.localize import localize
 from partir_search.lowering.shard_map import argument_specs, result_specs
 from partir_search.passes.align import aligned
 from partir_search.passes.block_scans import with_block_scans
+from partir_search.passes.block_selections import with_block_selections
 from partir_search.passes.early_lookups import with_early_lookups
 from partir_search.passes.loop_products import with_products_outside
 from partir_search.passes.pad import pad_module
@@ -186,6 +187,7 @@ def check_stencil(seed: int) -> None:
     rng = random.Random(seed)
     mesh = rng.choice([m for m in MESHES if not m.diagonals])
     module = with_block_scans(with_views(module_of(fn, *args)), mesh, 2)
+    module = with_block_selections(module, mesh, 2, 1)
     module, _ = aligned(module, mesh)
     verify(module)
     state = state_of(module, mesh, contract=rng.random() < 0.5)

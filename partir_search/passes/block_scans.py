@@ -7,10 +7,9 @@ the t totals move. t is the largest number of tiles of the dim on the mesh with 
 
 from __future__ import annotations
 
-import math
-
 from partir_search.ir.core import Module, Op, Region, Value
 from partir_search.ir.mesh import MeshShape
+from partir_search.passes.block_counts import most_blocks
 from partir_search.passes.rewriter import Rewriter
 from partir_search.rules.block_scans import is_cumulative, joined_blocks
 from partir_search.rules.construct import NewOp, like, reshaped, sliced
@@ -31,16 +30,10 @@ def with_block_scans(
 
 
 def _blocks(op: Op, mesh: MeshShape, min_elements: int) -> int:
-    """Number of blocks of a cumulative op's dim; 0 if the mesh cannot tile the dim.
-
-    Each mesh axis tiles the blocks by all of its devices or not at all: no sub-axes arise.
-    """
-    n, sizes = op.operands[0].type.shape[op.params["axis"]], mesh.device_sizes
-    devices = math.prod(sizes)
-    for t in range(min(devices, n // min_elements), 1, -1):
-        if devices % t == 0 == n % t and all(math.gcd(t, size) in (1, size) for size in sizes):
-            return t if isinstance(op.operands[0], Value) else 0
-    return 0
+    """Number of blocks of a cumulative op's dim; 0 if the mesh cannot tile the dim."""
+    if not isinstance(op.operands[0], Value):
+        return 0
+    return most_blocks(op.operands[0].type.shape[op.params["axis"]], mesh, min_elements)
 
 
 class _BlockScans(Rewriter):

@@ -18,6 +18,7 @@ PIPELINE = {
     "views": "shifted reads as windows of one array",
     "group_arguments": "arguments that the user wants alike",
     "block_scans": "cumulative ops within blocks of a dim, and over blocks",
+    "block_selections": "argmax and top_k within tiles of a dim, and from their best",
     "parallel_iterations": "independent iterations of scans in parts, for devices to share",
     "recognize_attention": "each attention as one op",
     "scan_layers": "equal layers as scans",

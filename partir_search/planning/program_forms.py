@@ -9,6 +9,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.passes.attention import with_attention
 from partir_search.passes.block_scans import with_block_scans
+from partir_search.passes.block_selections import with_block_selections
 from partir_search.passes.kept_values import without_kept
 from partir_search.plan.plan import Plan
 from partir_search.plan.rewrites import Rewrites
@@ -23,9 +24,10 @@ from partir_search.rules.registry import RuleTable
 
 
 def first_stage(traced: Traced, mesh: MeshShape) -> Stage:
-    """First stage of a traced program, with cumulative ops in blocks for the mesh."""
+    """First stage of a traced program: cumulative ops and selections in blocks for the mesh."""
     stage = Stage(traced.module, traced.rewrites, traced.passes)
-    return stage.run("block_scans", lambda module: with_block_scans(module, mesh))
+    stage = stage.run("block_scans", lambda module: with_block_scans(module, mesh))
+    return stage.run("block_selections", lambda module: with_block_selections(module, mesh))
 
 
 def program_forms(

@@ -165,6 +165,19 @@ def cumulative(rng: random.Random, d: int) -> Form:
     return lambda u: fn(u, axis=d, reverse=reverse) * 0.1 + u
 
 
+def selected(rng: random.Random, d: int) -> Form:
+    k, largest = rng.choice([0, 0, 1, 2, 3]), rng.random() < 0.5
+
+    def form(u: Any) -> Any:
+        if k:
+            best = lax.top_k(jnp.moveaxis(u, d, -1), k)[0].sum(-1)
+            return u + 0.1 * jnp.expand_dims(best, d)
+        at = (jnp.argmax if largest else jnp.argmin)(u, axis=d, keepdims=True)
+        return u + 0.1 * jnp.take_along_axis(u, at, d)
+
+    return form
+
+
 def rollout(rng: random.Random, d: int) -> Form:
     inner = rng.choice((*STENCILS[:5], red_black))(rng, d)
     return lambda u: lax.scan(lambda c, _: (jnp.tanh(inner(c)), None), u, None, length=2)[0]
@@ -174,6 +187,7 @@ STENCILS: tuple[Op, ...] = (
     *(roll, difference, padded_slices, padded_convolution, shifted),
     *(gradient, pooled, update, boundary, rollout),
     *(red_black, red_black, every, resized, resized, looked_up, cumulative),
+    *(selected, selected),
 )
 
 

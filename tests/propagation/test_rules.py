@@ -147,6 +147,7 @@ def test_every_rule_is_tested() -> None:
                 "check",
             ),
             *("inspect_sharding", "shift", "remap", "banded", "scan_blocks"),
+            *("block_extremes", "best_extreme", "block_top_k", "best_top_k"),
             *("stack_arrays", "stored_value", "unstack_arrays"),
         )
     }
