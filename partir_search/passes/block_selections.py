@@ -24,8 +24,8 @@ from partir_search.rules.construct import reshaped
 MIN_BLOCK_ELEMENTS = 256
 """Fewest elements of a block: candidates are few beside the elements they are selected from."""
 
-MIN_ELEMENTS_PER_CANDIDATE = 16
-"""Fewest elements of a block for each selected element."""
+MIN_ELEMENTS_PER_CANDIDATE = 128
+"""Fewest elements of a block for each selected element: XLA:TPU sorts dims of fewer than 65."""
 
 
 def with_block_selections(

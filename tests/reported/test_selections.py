@@ -20,7 +20,7 @@ from partir_search.passes.block_selections import with_block_selections
 from tests.support import module_of, state_of, tile_arg
 
 Step = Callable[[Any], Any]
-ROWS, COLS, BLOCKS = 8, 4096, 8
+ROWS, COLS, BLOCKS = 8, 16_384, 8
 GRID = MeshShape(("data", "model"), (2, 4))
 
 
