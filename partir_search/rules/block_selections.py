@@ -19,6 +19,7 @@ from jax.interpreters import mlir
 from partir_search.ir.core import Op, Operand, Value
 from partir_search.ir.kind import Kind
 from partir_search.ir.rule import NONE, OpRule
+from partir_search.rules.largest import largest
 from partir_search.rules.registry import register, shape_of
 
 EXTREMES = {"argmax": (lax.argmax, lax.gt), "argmin": (lax.argmin, lax.lt)}
@@ -179,7 +180,7 @@ def _block_top_k(x: Any, *, k: int, blocks: int) -> list[Any]:
     tile = lax.reshape(x, (*batch, held * size))
     alone = held == blocks
     # XLA:TPU sorts the whole dim where slices of the candidates are read.
-    best, at = map(lax.optimization_barrier, lax.top_k(tile, k if alone else k * held))
+    best, at = map(lax.optimization_barrier, largest(tile, k if alone else k * held))
     if alone:
         edge = [(0, 0)] * len(batch) + [(0, (held - 1) * k)]
         best, at = jnp.pad(best, edge, mode="edge"), jnp.pad(at, edge, mode="edge")
@@ -190,7 +191,7 @@ def _block_top_k(x: Any, *, k: int, blocks: int) -> list[Any]:
 def _best_top_k(best: Any, at: Any, *, size: int) -> list[Any]:
     *batch, blocks, k = best.shape
     at = at + size * lax.broadcasted_iota(at.dtype, at.shape, at.ndim - 2)
-    found, chosen = lax.top_k(best.reshape(*batch, blocks * k), k)
+    found, chosen = largest(best.reshape(*batch, blocks * k), k)
     return [found, jnp.take_along_axis(at.reshape(*batch, blocks * k), chosen, -1)]
 
 

@@ -12,6 +12,7 @@ from partir_search.ir.core import Op
 from partir_search.ir.kind import Kind
 from partir_search.ir.role import Role
 from partir_search.ir.rule import NONE, OpRule
+from partir_search.rules.largest import largest
 from partir_search.rules.registry import register, shape_of
 
 
@@ -219,6 +220,7 @@ def top_k(op: Op) -> OpRule:
     shape = shape_of(op, 0)
     axis = op.params.get("axis", op.params.get("reduction_dimension", -1)) % len(shape)
     dims = tuple(NONE if d == axis else d for d in range(len(shape)))
+    of_last = op.prim == "top_k" and axis == len(shape) - 1
     return OpRule(
         Kind.ORDER,
         sizes=shape,
@@ -227,4 +229,9 @@ def top_k(op: Op) -> OpRule:
         reducers=tuple("" if d != axis else "sum" for d in range(len(shape))),
         blocked=frozenset({axis}),
         flops_per_point=4.0,
+        local=_local_top_k if of_last and len(shape) > 2 else None,
     )
+
+
+def _local_top_k(ctx: Any, op: Op, args: Sequence[Any]) -> Sequence[Any]:
+    return largest(args[0], op.params["k"])

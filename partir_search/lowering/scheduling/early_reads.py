@@ -3,7 +3,8 @@
 Only the loss needs the logit of each token's label. XLA:TPU may read the labels' logits at the end
 of the step and keep all logits alive beside their gradient: a quarter more memory in a LLaMA of one
 layer with a tiled vocabulary. The pass puts the read before the next readers, in the backward pass,
-of an operand of the read.
+of an operand of the read. A read without small operands, an argmax for the accuracy, is put before
+the backward pass reads a further small result of the same large value, a sum of the softmax.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ def early_reads(
     """Smallest operand with a reader in the backward pass, by position of an early read.
 
     An operand resharded for each pass (labels, gathered twice) stands for the reshard's source.
+    Without small operands, the smallest value to which the forward pass has reduced the same stored
+    value instead.
     """
     sources = _first_sources(body)
+    stored, reduced = _stored_values(body, rules, traits.early_read_ratio)
     needed: set[int] = set()  # read by the backward pass, directly or through further instructions
     later: set[int] = set()  # read by instructions of the backward pass
     found: dict[int, LocalValue] = {}
@@ -61,11 +65,56 @@ def early_reads(
             needed.update(x.id for x in ins)
         elif not item.regions and not rules[item.op.id].elementwise:
             most = traits.early_read_ratio * sum(out.nbytes for out in item.outs)
-            known = [x for local in ins for x in _origins(local, sources) if x.id in later]
-            small = [x for x in known if x.nbytes <= most]
-            if small and max(x.nbytes for x in ins) > most:
+            large = max(ins, key=lambda x: x.nbytes, default=None)
+            if large is None or large.nbytes <= most:
+                continue
+            known = [x for local in ins for x in _origins(local, sources)]
+            if all(x.nbytes > most for x in known):
+                known = [x for i, x in reduced.get(stored.get(large.id, large.id), ()) if i < at]
+            small = [x for x in known if x.nbytes <= most and x.id in later]
+            if small:
                 found[at] = min(reversed(small), key=lambda x: x.nbytes)
     return found
+
+
+def _stored_values(
+    body: LocalRegion, rules: Sequence[OpRule], ratio: float
+) -> tuple[dict[int, int], dict[int, list[tuple[int, LocalValue]]]]:
+    """Values that elementwise values are computed from, and what the forward pass reduces them to.
+
+    Args:
+      ratio: bytes of a value over those of what it is reduced to, at least.
+
+    Returns:
+      By id of the result of an elementwise op or a move, the id of the largest value that no such
+        op makes.
+      By id of such a value, (position, value) of small results of further ops that read it, and of
+        reshards and elementwise functions of these.
+    """
+    stored: dict[int, int] = {}
+    reduced: dict[int, int] = {}  # by id of a small result, the id of the value that is read
+    found: dict[int, list[tuple[int, LocalValue]]] = {}
+    for at, item in enumerate(body.steps):
+        if isinstance(item, Reshard):
+            if item.source.id in reduced:
+                reduced[item.target.id] = reduced[item.source.id]
+                found[reduced[item.source.id]].append((at, item.target))
+            continue
+        ins = [x for x in item.ins if isinstance(x, LocalValue)]
+        if not ins or item.op.backward or item.regions:
+            continue
+        rule, large = rules[item.op.id], max(ins, key=lambda x: x.nbytes)
+        made, source = sum(x.nbytes for x in item.outs), stored.get(large.id, large.id)
+        if large.id in reduced and rule.elementwise:
+            source = reduced[large.id]
+        elif rule.elementwise or (rule.moves and made == large.nbytes):
+            stored.update((x.id, source) for x in item.outs)
+            continue
+        elif ratio * made >= large.nbytes:
+            continue
+        reduced.update((x.id, source) for x in item.outs)
+        found.setdefault(source, []).extend((at, x) for x in item.outs)
+    return stored, found
 
 
 def _first_sources(body: LocalRegion) -> dict[int, LocalValue]:
