@@ -86,3 +86,30 @@ def test_values_moved_there_and_back(mesh: jax.sharding.Mesh) -> None:
     (before,) = early_reads(block, rules, NEUTRAL).values()
     (after,) = early_reads(dataclasses.replace(block, steps=steps), rules, NEUTRAL).values()
     assert after is before
+
+
+@pytest.mark.parametrize("tiled", [{"x": 0, "labels": 0}, {"w": 1}], ids=["rows", "vocabulary"])
+def test_the_accuracy_is_read_first(tiled: dict[str, int], mesh: jax.sharding.Mesh) -> None:
+    """An argmax of logits is tied to what the softmax reduced them to, small as it is."""
+
+    def accurate(w: Any, x: Any, labels: Any) -> Any:
+        def loss(w: Any) -> Any:
+            logits = jnp.tanh(x) @ w
+            each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+            return each.mean(), (jnp.argmax(logits, -1) == labels).mean()
+
+        (value, right), gradient = jax.value_and_grad(loss, has_aux=True)(w)
+        return w - 0.1 * gradient, value, right
+
+    tactics = [ps.ManualPartition(tiled, axis="batch")]
+    partitioned = ps.auto_partition(mesh, schedule=tactics, machine="cpu")(accurate)
+    w, *others = arguments()
+    args = [np.tile(w, (1, 16)), *others]
+    program = partitioned.plan(*args).program
+    found = early_reads(program.body, program.partition.rules, NEUTRAL)
+    ops = [x.op.prim if isinstance(x, LocalOp) else "" for x in program.body.steps]
+    tied = found[ops.index("block_extremes")]
+    assert tied.nbytes <= BATCH * 4
+    assert "gather" in [ops[at] for at in found]
+    for got, want in zip(partitioned(*args), accurate(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
