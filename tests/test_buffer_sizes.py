@@ -39,7 +39,9 @@ def event(kind: str, buffer: int, shared: int = 0) -> tuple[int, bytes]:
     return 1, message((1, number), (2, buffer), (4, b"an instruction"), (5, shared))
 
 
-BUFFERS = [(1, message((1, i), (2, size))) for i, size in enumerate((30_000, 500, 70_000, 30_000))]
+SIZES = (30_000, 500, 70_000, 30_000, 90_000)
+ON_CHIP = {4}
+BUFFERS = [(1, message((1, i), (2, size), (4, int(i in ON_CHIP)))) for i, size in enumerate(SIZES)]
 # 3 shares 0's bytes, and keeps them when 0 is freed: 100,500 bytes beside 1 and 2, not 130,500.
 EVENTS = [
     *(event("new", 0), event("shares", 3, 0), event("new", 1), event("freed", 0)),
@@ -60,7 +62,14 @@ PROGRAM = [
 def test_a_peak_by_hand() -> None:
     found = buffer_sizes(message((1, b"a module"), (3, message(*BUFFERS, *PROGRAM, *TRACES))))
     assert found.arguments == 3000
-    assert found.peak == 3264 + 100_500
+    assert found.peak == found.main == 3264 + 100_500
+
+
+def test_memory_on_the_chip_is_told_from_main_memory() -> None:
+    small = [(4, message(event("new", 0), event("freed", 0)))]
+    chip = [(4, message(event("new", 4), event("freed", 4)))]
+    found = buffer_sizes(message((3, message(*BUFFERS, *PROGRAM, *chip, *small, (4, b"")))))
+    assert (found.peak, found.main) == (3264 + 90_000, 3264 + 30_000)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from partir_search.aot.protobuf import Message
 BUFFER_ASSIGNMENT = 3  # of HloProto
 LOGICAL_BUFFERS, ALLOCATIONS, TRACES = 1, 3, 4  # of BufferAssignmentProto
 ID, SIZE = 1, 2  # of LogicalBufferProto, and of BufferAllocationProto
+MEMORY = 4  # of LogicalBufferProto; 0, or no field: main memory
 THREAD_LOCAL, PARAMETER, LIVE_OUT, CONSTANT = 3, 5, 7, 12  # of BufferAllocationProto
 EVENTS = 1  # of HeapSimulatorTrace
 KIND, BUFFER, SHARED = 1, 2, 5  # of HeapSimulatorTrace.Event
@@ -23,17 +24,25 @@ FREED, SHARED_WITH = 1, 2  # kinds of events; 0: a new buffer
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BufferSizes:
-    """Bytes on one device: at the peak, and of the arguments."""
+    """Bytes on one device.
+
+    Attributes:
+      peak: at the peak, as `memory_analysis` has it, by whichever memory has the highest trace.
+      arguments: of the arguments.
+      main: at the peak of main memory.
+    """
 
     peak: int
     arguments: int
+    main: int
 
 
 def buffer_sizes(data: bytes) -> BufferSizes:
     """Sizes in a serialized `HloProto` with a buffer assignment, as `memory_analysis` has them.
 
     The peak is the sum of arguments, results and constants, plus the highest of the traces of
-    temporaries in the memories of the device (HBM, VMEM and scalar memory).
+    temporaries in the memories of the device (HBM, VMEM and scalar memory). Temporaries of less
+    than the memory on the chip may all lie there: the peak is then no peak of main memory.
 
     Raises:
       ValueError: the data has no buffer assignment, or another format.
@@ -53,9 +62,12 @@ def buffer_sizes(data: bytes) -> BufferSizes:
             arguments += size
         if any(allocation.number(kind) for kind in (PARAMETER, LIVE_OUT, CONSTANT)):
             fixed += size
-    traces = (trace.messages(EVENTS) for trace in assignment.messages(TRACES))
-    temporary = max((_highest(events, sizes) for events in traces), default=0)
-    return BufferSizes(fixed + temporary, arguments)
+    memory = {buffer.number(ID): buffer.number(MEMORY) for buffer in buffers}
+    traces = [found for trace in assignment.messages(TRACES) if (found := trace.messages(EVENTS))]
+    highest = [(memory[events[0].number(BUFFER)], _highest(events, sizes)) for events in traces]
+    peak = max((nbytes for _, nbytes in highest), default=0)
+    main = max((nbytes for where, nbytes in highest if not where), default=0)
+    return BufferSizes(fixed + peak, arguments, fixed + main)
 
 
 def _highest(events: Iterable[Message], sizes: Mapping[int, int]) -> int:

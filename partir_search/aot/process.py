@@ -58,6 +58,8 @@ class CompiledProgram:
       flops: NaN if the compiler gives none.
       complete: code was generated; else the text has no cycles, and flops are not given.
       temp_bytes: without arguments and results; None before code generation.
+      main_bytes: peak of main memory, by the buffer assignment; None if that was not read. The
+        compiler's peak may be that of memory on the chip.
     """
 
     text: str
@@ -66,6 +68,7 @@ class CompiledProgram:
     flops: float
     complete: bool
     temp_bytes: int | None = None
+    main_bytes: int | None = None
 
 
 class Compilation:
@@ -220,7 +223,14 @@ class Compilation:
             sizes = self._sizes
         except (ValueError, KeyError) as error:
             raise NotCompiled(f"the buffer assignment cannot be read: {error}") from error
-        return CompiledProgram(text.read_text(), sizes.peak, sizes.arguments, NOT_GIVEN, False)
+        return CompiledProgram(
+            text=text.read_text(),
+            peak_bytes=sizes.peak,
+            argument_bytes=sizes.arguments,
+            flops=NOT_GIVEN,
+            complete=False,
+            main_bytes=sizes.main,
+        )
 
     def _text(self) -> str:
         """Text of the complete program.

@@ -82,6 +82,8 @@ class Verification:
       unexplained: collectives with a difference of unknown cause; empty if confirmed.
       peak_bytes / argument_bytes / flops: (predicted, compiled) on one device; compiled flops are
         NaN if the compiler gives none.
+      main_bytes: compiled peak of main memory, which is what is predicted; None if code was
+        generated. It is below the compiler's peak if the temporaries on the chip are the most.
       compile_seconds: wall time of the compilation.
       complete: code was generated; else compilation ended with the buffer assignment.
       hlo: text of the optimized program, with cycles of kernels if complete, on TPUs.
@@ -97,6 +99,7 @@ class Verification:
     compile_seconds: float
     complete: bool
     hlo: str = dataclasses.field(repr=False)
+    main_bytes: int | None = None
 
     @property
     def confirmed(self) -> bool:
@@ -124,6 +127,11 @@ class Verification:
     def __str__(self) -> str:
         lines = [f"XLA: {change}" for change in self.changes]
         lines += [f"unexplained: {line}" for line in self.unexplained]
+        if self.main_bytes is not None and self.main_bytes < self.peak_bytes[1]:
+            lines.append(
+                f"the compiled peak has values on the chip; in main memory {self.main_bytes:,.0f}"
+                " bytes lie at most"
+            )
         if self.confirmed:
             lines.append("every collective is compiled as predicted, up to what is named")
         return text_of(grouped(self.table(), *lines))
@@ -166,6 +174,7 @@ def verify(
         compile_seconds=compile_seconds,
         complete=compiled.complete,
         hlo=compiled.text,
+        main_bytes=compiled.main_bytes,
     )
 
 
