@@ -103,6 +103,42 @@ def test_values_over_a_loop_over_microbatches_share_the_chip(layers: int) -> Non
     assert peak_with(**{own: 1.0}) < 2 * LARGE
 
 
+@pytest.mark.parametrize("inner_fraction", [0.01, 0.1])
+def test_loops_of_small_values_leave_room_for_carries(inner_fraction: float) -> None:
+    """Rows of 8.4 MB in a loop over layers, beside a carry of 16.8 MB: 0.0625 of the memory."""
+
+    def layer(rows: Any, _: Any) -> tuple[Any, None]:
+        for _ in range(8):
+            rows = jnp.cumsum(rows, axis=0)
+        return rows, None
+
+    def fn(x: Any, w: Any) -> Any:
+        def body(total: Any, _: Any) -> tuple[Any, None]:
+            rows, _ = jax.lax.scan(layer, product[:512], None, length=2)
+            return total + jnp.tile(rows, (2, 1)), None
+
+        product = x @ w
+        total, _ = jax.lax.scan(body, jnp.zeros((1024, 4096)), None, length=2)
+        return total.sum()
+
+    module = module_of(fn, *ARGUMENTS)
+    (loop,) = (op for op in module.body.ops if op.regions)
+    loop.params = {**loop.params, ACCUMULATES: True}
+
+    def held_with(value_fraction: float) -> bool:
+        machine = MACHINES["tpu_v5e"].with_traits(
+            vmem_held_fraction=0.0,
+            vmem_carried_fraction=1.0,
+            vmem_inner_fraction=inner_fraction,
+            vmem_value_fraction=value_fraction,
+        )
+        cost = cost_of(state_of(module), machine)
+        return cost.peak_bytes - cost.argument_bytes < 2 * LARGE
+
+    assert held_with(0.25) == (inner_fraction > 1 / 16)
+    assert not held_with(0.1)  # the carry is too large for the chip
+
+
 @pytest.mark.parametrize("rows", [2, 8])
 def test_rows_of_large_stacks_are_not_on_the_chip(rows: int) -> None:
     """Of 16.8 MB each: a stack of eight exceeds half of the memory on the chip."""

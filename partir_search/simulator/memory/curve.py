@@ -7,7 +7,7 @@ first and last repeats of each op only, as counts are linear in the layer in bet
 values stay in memory on the chip, as far as they fit (`XlaTraits.vmem_lifetime_kernels`,
 `XlaTraits.vmem_kernel_bytes`, `XlaTraits.vmem_value_fraction`). Operands and results of a loop over
 microbatches stay there in a part of what is left (`XlaTraits.vmem_held_fraction`,
-`XlaTraits.vmem_carried_fraction`).
+`XlaTraits.vmem_carried_fraction`, `XlaTraits.vmem_inner_fraction`).
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class Curve:
       held_fraction: see `XlaTraits.vmem_held_fraction`.
       carried_fraction: see `XlaTraits.vmem_carried_fraction`.
       max_near_bytes: largest value that lives in memory on the chip.
+      max_inner_bytes: see `XlaTraits.vmem_inner_fraction`.
       values: number of the values, or classes, that the curve knows.
       changing: ids of the values, or classes, with live ranges.
     """
@@ -107,6 +108,7 @@ class Curve:
     held_fraction: float
     carried_fraction: float
     max_near_bytes: float
+    max_inner_bytes: float
     values: int
     changing: Ints
     cache: dict[bytes, tuple[Floats, float]] = dataclasses.field(default_factory=dict, repr=False)
@@ -154,7 +156,20 @@ class Curve:
         taken = max((curve.most_near(nbytes) for curve in self.inside), default=0.0)
         left = max(0.0, self.vmem_bytes - taken) * self.held_fraction
         alone = self.vmem_bytes * self.carried_fraction
+        if self._small_inside(nbytes):
+            left = max(0.0, self.vmem_bytes - taken) * self.carried_fraction
         return np.where(self.written_out, alone, np.where(self.loops, left, 0.0))
+
+    def _small_inside(self, nbytes: Floats) -> bool:
+        """True if carries fit on the chip, and values of the loops inside leave room for them."""
+        carried = float(np.max(nbytes[self.held.classes], initial=0.0))
+        inner = (deep.largest(nbytes) for curve in self.inside for deep in curve.inside)
+        return carried <= self.max_near_bytes and max(inner, default=0.0) <= self.max_inner_bytes
+
+    def largest(self, nbytes: Floats) -> float:
+        """Bytes of the largest value that the region makes, or a region inside."""
+        own = float(np.max(nbytes[self.changing], initial=0.0))
+        return max([own, *(curve.largest(nbytes) for curve in self.inside)])
 
     def temporaries_at(self, bytes_at: Floats) -> Floats:
         """[R] most temporaries from each row on until live values change.
@@ -290,6 +305,7 @@ def live_curve(
         held_fraction=machine.traits.vmem_held_fraction,
         carried_fraction=machine.traits.vmem_carried_fraction,
         max_near_bytes=max_near,
+        max_inner_bytes=machine.vmem_bytes * machine.traits.vmem_inner_fraction,
         values=values,
         changing=changing,
     )
