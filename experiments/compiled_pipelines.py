@@ -234,6 +234,8 @@ def main(_: Any) -> None:
         predicted, compiled = found.peak_bytes
         line = f"{row.name}: peak {predicted / 1e6:.1f} MB predicted, {compiled / 1e6:.1f} compiled"
         line += f", {100 * (predicted / compiled - 1):+.1f} %"
+        if found.main_bytes is not None and found.main_bytes < compiled:
+            line += f" ({found.main_bytes / 1e6:.1f} of them in main memory)"
         if FLAGS.cycles:
             judged = judge(found.hlo, plan.mesh_shape, ps.MACHINES["tpu_v5e"]).total
             line += f"; {1e3 * plan.cost.seconds:.1f} ms predicted, {1e3 * judged:.1f} judged"

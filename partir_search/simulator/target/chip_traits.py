@@ -60,8 +60,8 @@ class ChipTraits(LoweringTraits):
         " `vmem_carried_fraction` of what short-lived values leave, if each carry may lie there.",
         "XLA:TPU holds 77 to 106 MB of carries there in loops over layers of d 512 to 1,024 whose"
         " rows and results are at most 4.2 MB, and 0 to 50 where these are larger, or a carry is"
-        " beyond `vmem_value_fraction`. Two encoders and decoders compiled for v5e 18 and 36 % above"
-        " main memory's peak without, -2 and +16 with; four programs compiled afterwards, one of"
+        " beyond `vmem_value_fraction`. Main memory's peaks of two encoders and decoders compiled"
+        " for v5e: 18 and 36 % too high without, -2 and +16 with; four compiled afterwards, one of"
         " them without a pipeline, 7 to 37 % too high without, -1 to +14 with.",
     )
     vmem_kernel_bytes: int = trait(
