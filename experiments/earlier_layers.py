@@ -58,7 +58,8 @@ def _averaged(layers: Any, x: Any) -> Any:
 
 
 def _skips(layers: Any, x: Any) -> Any:
-    h, skips = x, []
+    skips: list[Any] = []
+    h = x
     for p in layers:
         if "join" in p:
             h = _joined(h, skips.pop(), p)
