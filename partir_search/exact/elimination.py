@@ -21,6 +21,8 @@ from partir_search.exact.pairwise import Labelling, PairwiseModel, adjacency, li
 from partir_search.exact.small_variables import eliminate_small
 
 LARGE = 1 << 16  # entries of a sum that is made row by row
+BLOCKED = 1 << 18  # entries of a sum that is made in blocks
+BLOCK = 1 << 14  # entries of a block, which caches hold beside those of the arrays that are added
 
 _Table = tuple[tuple[int, ...], Floats]
 """Variables and costs."""
@@ -199,12 +201,55 @@ def _lowest(total: Floats) -> Floats:
 
 
 def _least_sum(one: Floats, other: Floats) -> Floats:
-    """Minimum over the first axis of the sum of two arrays, row by row."""
-    least: Floats = one[0] + other[0]
+    """Minimum over the first axis of the sum of two arrays.
+
+    Axes of one array alone, of the other alone and of both become one axis each, the longest last:
+    inner loops are long. Blocks of the result stay in cache while all labels pass.
+    """
+    shape = np.broadcast_shapes(one.shape, other.shape)[1:]
+    if len(one) * math.prod(shape) < BLOCKED:
+        whole: Floats = np.empty(shape)
+        _write_least(one, other, whole)
+        return whole
+    axes = range(1, one.ndim)
+    groups = [
+        [i for i in axes if (one.shape[i] > 1, other.shape[i] > 1) == which]
+        for which in ((True, False), (False, True), (True, True))
+    ]
+    groups[2] += [i for i in axes if one.shape[i] == other.shape[i] == 1]
+    sizes = [math.prod([shape[i - 1] for i in group]) for group in groups]
+    ranks = sorted(range(3), key=sizes.__getitem__)
+    order = [i for rank in ranks for i in groups[rank]]
+    own = [1 if rank == 1 else sizes[rank] for rank in ranks]
+    others = [1 if rank == 0 else sizes[rank] for rank in ranks]
+    first = one.transpose(0, *order).reshape(-1, *own)
+    second = other.transpose(0, *order).reshape(-1, *others)
+    least: Floats = np.empty([sizes[rank] for rank in ranks])
+    across = max(BLOCK // least.shape[2], 1)
+    down = max(across // least.shape[1], 1)
+    for i in range(0, least.shape[0], down):
+        for j in range(0, least.shape[1], across):
+            at = slice(i, i + down), slice(j, j + across)
+            _write_least(_block(first, *at), _block(second, *at), least[at])
+    found: Floats = least.reshape([shape[i - 1] for i in order]).transpose(np.argsort(order))
+    return found
+
+
+def _block(array: Floats, rows: slice, columns: slice) -> Floats:
+    """A block of an array of four axes, all of an axis of length 1."""
+    whole = slice(None)
+    found: Floats = array[
+        :, rows if array.shape[1] > 1 else whole, columns if array.shape[2] > 1 else whole
+    ]
+    return found
+
+
+def _write_least(one: Floats, other: Floats, least: Floats) -> None:
+    """Writes the minimum over the first axis of a sum."""
+    np.add(one[0], other[0], out=least)
     row = np.empty_like(least)
     for a, b in zip(one[1:], other[1:], strict=True):
         np.minimum(least, np.add(a, b, out=row), out=least)
-    return least
 
 
 def least_completion(model: PairwiseModel, labels: Ints) -> float:

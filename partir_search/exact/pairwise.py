@@ -132,6 +132,17 @@ class ModelBuilder:
         self.pairs: dict[Pair, Floats] = {}
         self.constant = 0.0
 
+    @classmethod
+    def of(cls, model: PairwiseModel) -> ModelBuilder:
+        """A model's tables, to which more are added."""
+        found = cls(())
+        single, pairs = model.terms
+        sizes = np.array(model.sizes, dtype=np.int64)
+        found.unary = [*Ragged(single.entries.copy(), sizes)]
+        copied = Terms(pairs.ends, pairs.entries.copy(), pairs.starts)
+        found.pairs, found.constant = dict(PairTables(copied, model.sizes)), model.constant
+        return found
+
     def new_variable(self, size: int) -> int:
         """Number of one more variable, with `size` labels at no cost."""
         self.unary.append(np.zeros(size))

@@ -80,6 +80,12 @@ class Terms:
         return cls(ends, joined(flat), starts_of(lengths_of(flat)))
 
     @classmethod
+    def of_rows(cls, ends: Sequence[Pair], rows: Sequence[Floats]) -> Terms:
+        """Terms of tables by rows, over ascending variables, or one and `ALONE`."""
+        pairs = np.array(ends, dtype=np.int64).reshape(-1, 2)
+        return cls(pairs, joined(rows), starts_of(lengths_of(rows)))
+
+    @classmethod
     def single(cls, costs: Ragged) -> Terms:
         """Terms of the costs of single variables."""
         ends = np.full((len(costs), 2), ALONE, dtype=np.int64)
@@ -122,10 +128,15 @@ class Terms:
 
     def energies(self, labels: Ints, sizes: Sequence[int]) -> Floats:
         """[...] values at labellings [..., variables]."""
+        total: Floats = self.values(labels, sizes).sum(axis=-1)
+        return total
+
+    def values(self, labels: Ints, sizes: Sequence[int]) -> Floats:
+        """[..., t] values of the tables at labellings [..., variables]."""
         first, second = self.ends.T
         columns, alone = np.append(sizes, 1)[second], second == ALONE
         at = labels[..., first] * columns + np.where(alone, 0, labels[..., second])
-        found: Floats = self.entries[self.starts[:-1] + at].sum(axis=-1)
+        found: Floats = self.entries[self.starts[:-1] + at]
         return found
 
     def energy(self, labels: Ints, sizes: Sequence[int]) -> float:

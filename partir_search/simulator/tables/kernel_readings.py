@@ -49,17 +49,24 @@ class Reading:
 
 
 class KernelReadings:
-    """Readings of kernels at labellings: a kernel is read once per labels of its own variables."""
+    """Readings of kernels at labellings: a kernel is read once per labels of its own variables.
+
+    Attributes:
+      variables: [kernels] variables of each.
+    """
 
     def __init__(self, kernels: Sequence[KernelTables], sizes: Sequence[int]) -> None:
         """Readings of kernels over variables with `sizes` labels."""
         self._kernels, self._sizes = kernels, sizes
-        self._variables = [sorted(kernel.variables) for kernel in kernels]
+        self.variables = [sorted(kernel.variables) for kernel in kernels]
         self._known: list[dict[Hashable, Reading]] = [{} for _ in kernels]
 
     def read(self, number: int, labels: Sequence[int], *, exact: bool) -> Reading:
-        """Reading of a kernel by number; arguments as of `read_kernel`."""
-        variables = self._variables[number]
+        """Reading of a kernel by number; arguments as of `read_kernel`.
+
+        A kernel over at most two variables has the same reading at all labels.
+        """
+        variables = self.variables[number]
         key: Hashable = NONE
         if len(variables) > 2:
             key = exact, *[labels[x] for x in variables]

@@ -17,6 +17,7 @@ from partir_search.simulator.simulator import CostModel
 from partir_search.simulator.tables.consistency import inconsistent_pairs
 from partir_search.simulator.tables.hidden_gathers import Dual, Figures, HiddenGathers
 from partir_search.simulator.tables.hiding import Before, HidingCompute
+from partir_search.simulator.tables.kernel_arrays import KernelArrays
 from partir_search.simulator.tables.kernel_readings import KernelReadings, read_kernel
 from partir_search.simulator.tables.kernels import KernelTables, kernel_tables
 from partir_search.simulator.tables.move_readings import Splits, read_at, read_below
@@ -117,8 +118,8 @@ class OrderedTables:
         return Splits(self.model.machine.traits)
 
     @functools.cached_property
-    def _readings(self) -> KernelReadings:
-        return KernelReadings(self.kernels, self.sizes)
+    def _kernel_arrays(self) -> KernelArrays:
+        return KernelArrays(self.kernels, KernelReadings(self.kernels, self.sizes), self.sizes)
 
     @functools.cached_property
     def own_collectives(self) -> float:
@@ -183,12 +184,13 @@ class OrderedTables:
                 for k, region in enumerate(self._deferred)
                 if region >= 0 and found.spent_idle[region]
             }
-            builder = self._read_kernels(labels, exact=True, left_out=hidden)
+            kernels = self._read_kernels(labels, exact=True, left_out=hidden)
             if hidden:  # seconds of dots that all run beside collectives change nothing
-                whole = self._read_kernels(labels, exact=True).model().energy(labels)
-                builder.constant += whole - builder.model().energy(labels)
+                whole = self._read_kernels(labels, exact=True).energy(labels)
+                constant = kernels.constant + whole - kernels.energy(labels)
+                kernels = dataclasses.replace(kernels, constant=constant)
             self._latest.clear()
-            near = self._latest[labels.tobytes()] = _Linearised(found, builder.model())
+            near = self._latest[labels.tobytes()] = _Linearised(found, kernels)
         return near
 
     def columns(self) -> list[Columns]:
@@ -236,7 +238,8 @@ class OrderedTables:
             each = zip(gathers.uses, shares, gathers.hidden, strict=True)
             exposed = {use: share * table for use, share, table in each if share}
         left_out = self._hidden_kernels(excess)
-        builder = self._read_kernels(labels, exact=False, left_out=left_out, taken=taken)
+        kernels = self._read_kernels(labels, exact=False, left_out=left_out, taken=taken)
+        builder = ModelBuilder.of(kernels)
         groups = read_below(
             builder,
             self.uses,
@@ -321,32 +324,35 @@ class OrderedTables:
         exact: bool,
         left_out: Set[int] = frozenset(),
         taken: Floats | None = None,
-    ) -> ModelBuilder:
+    ) -> PairwiseModel:
         """Kernels as a pairwise model.
 
         Args:
           left_out: kernels without seconds.
           taken: [kernels] shares of the seconds, taken by gathers; by default none.
         """
-        builder = ModelBuilder(self.sizes)
-        builder.constant = self.own_collectives
-        shares = np.zeros(len(self.kernels)) if taken is None else taken
-        at = labels.tolist()
-        for k, (kernel, share) in enumerate(zip(self.kernels, shares.tolist(), strict=True)):
-            rest = float(k not in left_out) - share
-            if rest == 1.0:
-                self._readings.read(k, at, exact=exact).add_to(builder)
-            elif rest > 0.0:
-                read_kernel(kernel.scaled(rest), at, self.sizes, exact=exact).add_to(builder)
-            elif rest < 0.0:
-                add_to(builder, kernel.above().times(rest).tables)
-        return builder
+        rest = np.ones(len(self.kernels))
+        rest[[*left_out]] = 0.0
+        if taken is not None:
+            rest = rest - taken
+        model = self._kernel_arrays.model(labels, rest == 1.0, exact=exact)
+        model = dataclasses.replace(model, constant=model.constant + self.own_collectives)
+        partly = np.flatnonzero((rest != 0.0) & (rest != 1.0))
+        if not len(partly):
+            return model
+        builder, at = ModelBuilder.of(model), labels.tolist()
+        for k, share in zip(partly.tolist(), rest[partly].tolist(), strict=True):
+            if share > 0.0:
+                kernel = self.kernels[k].scaled(share)
+                read_kernel(kernel, at, self.sizes, exact=exact).add_to(builder)
+            else:
+                add_to(builder, self.kernels[k].above().times(share).tables)
+        return builder.model()
 
     def seconds(self, labels: Ints) -> Floats:
         """[ops] seconds of one run of each op at a labelling."""
-        found, at = np.zeros(len(self.model.module.ops)), labels.tolist()
-        for kernel in self.kernels:
-            found[kernel.op] = kernel.at(at) / max(kernel.runs, 1e-30)
+        found, arrays = np.zeros(len(self.model.module.ops)), self._kernel_arrays
+        found[arrays.ops] = arrays.seconds(labels) / arrays.runs
         return found
 
     @functools.cached_property
