@@ -6,8 +6,9 @@ import collections
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 
-from partir_search.mcts.game import Move, Record, Score
+from partir_search.mcts.game import Move, Record, play, rewind
 from partir_search.mcts.search import Result, Settings, search
+from partir_search.planning.exact_answer import EPISODES_PER_START
 from partir_search.planning.game import PlanningGame
 
 HOPELESS = 0.05  # of another form's plan, above which a search of a form does not gain enough
@@ -44,13 +45,25 @@ class FarBehind(Exception):
     """The starts of a search are far behind the plan of another form of the program."""
 
 
-def _check_starts(game: PlanningGame, starts: Sequence[Sequence[Move]]) -> None:
-    """Raises `FarBehind` if all starts are far behind `game.beat`."""
-    if game.beat is None or not starts:
+def check_starts(game: PlanningGame, starts: Sequence[Sequence[Move]], episodes: int = 0) -> None:
+    """Raises `FarBehind` if all starts are far behind `game.beat`.
+
+    The last starts come first, as answers for another form follow known strategies. No cost is
+    computed of a start whose lower bound is far behind.
+
+    Args:
+      episodes: of the search; nothing is raised if there are enough for exact steps, which add
+        starts.
+    """
+    if game.beat is None or not starts or episodes >= EPISODES_PER_START:
         return
-    best = min((game.costed(path)[0] for path in starts), key=Score.rank)
-    if game.far_behind(best, HOPELESS):
-        raise FarBehind
+    for path in reversed(starts):
+        taken = len(list(play(game, path)))
+        far = game.far_behind(game.bound(), HOPELESS) or game.far_behind(game.score(), HOPELESS)
+        rewind(game, taken)
+        if not far:
+            return
+    raise FarBehind
 
 
 def search_noted(
@@ -72,7 +85,7 @@ def search_noted(
       found: receives the moves of the best answers, of an interrupted search too.
       completes: True for the starts and one more strategy, whatever the size of the space.
     """
-    _check_starts(game, starts)
+    check_starts(game, starts)
     settings = Settings(exact_states=0) if completes else Settings()
     episodes = 1 if completes else episodes
     last: collections.deque[Record] = collections.deque(maxlen=1)

@@ -34,7 +34,7 @@ from partir_search.planning.fold_limits import Finalist, choose_assigned, choose
 from partir_search.planning.fold_models import FoldModels, fold_models
 from partir_search.planning.front.visited import visited_states
 from partir_search.planning.game import PlanningGame
-from partir_search.planning.interruption import FarBehind, SearchJournal, search_noted
+from partir_search.planning.interruption import FarBehind, SearchJournal, check_starts, search_noted
 from partir_search.planning.spreading import begin
 from partir_search.planning.stage import print_module
 from partir_search.planning.strategy_costs import StrategyCosts
@@ -244,14 +244,16 @@ class Planner:
         ops, small = len(self.module.ops), len(folded.module.ops)
         self._clock.record("fold", ops, small, lambda: print_module(folded.module))
         known = named_strategies(self.mesh, names, game.targets, self.streams, self.stage_axes)
-        with self._clock.timed("known strategies"):
-            costs = self.strategy_costs(game, known, before, tactic.exclude)
-        if min((cost.seconds for cost in costs.values()), default=0.0) > self.rival:
-            raise FarBehind
         starts = [*(moves for _, moves in known), project_to_fold(hints, folded, self.module, game)]
         if starts[-1] and game.targets.stacks:
             given = (n for n in names if n not in self.mesh.diagonal_names)
             starts.append((TileStacks(self.mesh.axes("+".join(given))), *starts[-1]))
+        with self._clock.timed("known strategies"):
+            if not self.mesh.diagonals:  # answers without rings would be starts too
+                check_starts(game, [*starts, *kept], episodes)
+            costs = self.strategy_costs(game, known, before, tactic.exclude)
+        if min((cost.seconds for cost in costs.values()), default=0.0) > self.rival:
+            raise FarBehind
         with self._clock.timed("exact steps"):
             named = zip(("hints", "stacked hints"), starts[len(known) :], strict=False)
             wanted, space = 0 if journal.completes else episodes, (names, before, tactic.exclude)
