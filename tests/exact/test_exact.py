@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partir_search.exact import elimination
 from partir_search.exact.alternation import Choices, Turns, alternate, improve
 from partir_search.exact.elimination import (
     eliminate,
@@ -258,6 +259,32 @@ def test_alternation_far_from_the_best_known_ends_early() -> None:
         for beat in (np.inf, 80.5, 79.0)
     }
     assert turns == {np.inf: 21, 80.5: 21, 79.0: 5}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sums_in_blocks_are_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit, for blocks smaller and larger than an axis, and for axes of one label."""
+    rng = np.random.default_rng(seed)
+    scope = rng.integers(1, 5, 6)
+    shapes = [[3, *np.where(rng.random(6) < 0.5, scope, 1).tolist()] for _ in range(2)]
+    one, other = (rng.random(shape) for shape in shapes)
+    whole = (one + other).min(axis=0)
+    monkeypatch.setattr(elimination, "BLOCKED", 0)
+    for block in (1, 7, 1 << 14):
+        monkeypatch.setattr(elimination, "BLOCK", block)
+        assert np.array_equal(elimination._least_sum(one, other), whole)
+
+
+def test_elimination_by_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = grid(3, 5, 5, 5)
+    order = elimination_order(model)
+    whole = eliminate(model, order)
+    assert order.largest < elimination.BLOCKED
+    for name in ("LARGE", "BLOCKED"):
+        monkeypatch.setattr(elimination, name, 100)
+    found = eliminate(model, order)
+    assert found.energy == whole.energy
+    assert np.array_equal(found.labels, whole.labels)
 
 
 def test_order_is_that_of_the_tables() -> None:

@@ -16,7 +16,7 @@ from partir_search.planning import exact_answer
 from partir_search.planning.exact_answer import ExactAnswer, exact_moves
 from partir_search.planning.fitted_steps import FittedSteps
 from partir_search.planning.game import PlanningGame
-from partir_search.planning.interruption import FarBehind, search_noted
+from partir_search.planning.interruption import FarBehind, check_starts, search_noted
 from partir_search.planning.planner import Planner
 from partir_search.simulator.target.machine import MACHINES
 from partir_search.strategies.catalogue import named_strategies
@@ -107,6 +107,28 @@ def test_a_form_far_behind_another_is_left_early(monkeypatch: pytest.MonkeyPatch
         search_noted(game, 100, 0, [()], None)
     game.beat = Score(0.0, game.score().objective)
     assert search_noted(game, 100, 0, [()], None).states > 2
+
+
+def test_no_cost_is_computed_of_starts_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a lower bound far behind; and none before exact steps, whose answers are starts too."""
+    scored: list[int] = []
+    game = game_of(module_of("mlp 3"), GRID, MACHINES["tpu_v5e"], tight=False)
+    starts = [moves for _, moves in named_strategies(game.mesh, game.axes, game.targets)]
+    least, score = game.score().objective, PlanningGame.score
+
+    def noted(self: PlanningGame) -> Score:
+        scored.append(1)
+        return score(self)
+
+    monkeypatch.setattr(PlanningGame, "score", noted)
+    game.beat = Score(0.0, least * 1e-3)
+    check_starts(game, starts, 1000)
+    with pytest.raises(FarBehind):
+        check_starts(game, starts, 100)
+    assert not scored
+    game.beat = Score(0.0, least)
+    check_starts(game, [*starts, ()], 100)
+    assert len(scored) == 1
 
 
 @pytest.mark.parametrize(
