@@ -122,6 +122,13 @@ class Terms:
         ends = np.concatenate((self.ends, other.ends))
         return Terms(ends, np.concatenate((self.entries, other.entries)), starts)
 
+    @classmethod
+    def all(cls, parts: Sequence[Terms]) -> Terms:
+        """The tables of all parts."""
+        counts = np.concatenate([np.diff(part.starts) for part in parts])
+        ends = np.concatenate([part.ends for part in parts])
+        return cls(ends, np.concatenate([part.entries for part in parts]), starts_of(counts))
+
     def times(self, factor: float) -> Terms:
         """The sum times a factor."""
         return Terms(self.ends, self.entries * factor, self.starts)

@@ -16,7 +16,7 @@ import numpy as np
 from partir_search.exact.pairwise import PairwiseModel
 from partir_search.exact.terms import ALONE, Terms
 from partir_search.simulator.arrays import Bools, Floats, Ints
-from partir_search.simulator.tables.kernel_readings import WHOLE, KernelReadings
+from partir_search.simulator.tables.kernel_readings import WHOLE, KernelReadings, Reading
 from partir_search.simulator.tables.kernels import KernelTables
 from partir_search.simulator.tables.sums import Term
 
@@ -101,6 +101,7 @@ class KernelArrays:
         few = np.array([len(own) <= 2 for own in readings.variables], dtype=np.bool_)
         sides = np.array([not k.split and not k.ratio for k in kernels], dtype=np.bool_)
         self._few, self._two_sided, self._alone = few, ~few & sides, ~few & ~sides
+        self._read: dict[int, tuple[_Owned, Reading]] = {}  # by id of a reading, which stays
 
     @functools.cached_property
     def _fixed(self) -> _Owned:
@@ -136,14 +137,20 @@ class KernelArrays:
         coefficients = _COEFFICIENTS[self._batched.astype(np.int64), self._sides(labels)]
         moving, more = self._components.part((two_sided[:, None] & coefficients).ravel())
         constant += more + float(self._starts[two_sided].sum())
-        at, read = labels.tolist(), list[Term]()
+        parts, at = [fixed, moving], labels.tolist()
         for k in np.flatnonzero(self._alone & counted).tolist():
-            found = self._readings.read(k, at, exact=exact)
-            constant += found.constant
-            read += found.terms
-        alone = _Owned.of([read], [0.0])
-        parts = [fixed, moving, alone.terms]
-        return PairwiseModel.of_terms(self._sizes, parts, constant + float(alone.constants[0]))
+            read = self._flat(self._readings.read(k, at, exact=exact))
+            parts.append(read.terms)
+            constant += float(read.constants[0])
+        return PairwiseModel.of_terms(self._sizes, [Terms.all(parts)], constant)
+
+    def _flat(self, reading: Reading) -> _Owned:
+        """A reading of one kernel as arrays, made once."""
+        known = self._read.get(id(reading))
+        if known is None:
+            flat = _Owned.of([reading.terms], [reading.constant])
+            known = self._read[id(reading)] = flat, reading
+        return known[0]
 
     def _values(self, labels: Ints) -> tuple[Floats, ...]:
         """[kernels] seconds of each component at a labelling."""
