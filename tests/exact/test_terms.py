@@ -66,6 +66,24 @@ def test_parts_of_terms() -> None:
     assert PairTables.of(found, SIZES) is found
 
 
+def test_terms_of_rows_and_of_several_parts() -> None:
+    """Tables by rows, values of each, all parts in order, and a builder from a model's copy."""
+    each = tables(0)[:10]
+    terms, labels = Terms.of(each), np.array([2, 0, 1, 1, 0])
+    ends = [(u, v) for (u, v), _ in each]
+    rows = Terms.of_rows(ends, [table.ravel() for _, table in each])
+    expected = [table[labels[u], labels[v]] for (u, v), table in each]
+    assert rows.values(labels, SIZES).tolist() == terms.values(labels, SIZES).tolist() == expected
+    both = Terms.all([terms, Terms.of_rows([], []), rows])
+    assert both.values(labels, SIZES).tolist() == [*expected, *expected]
+    model = PairwiseModel.of_terms(SIZES, [both], 1.0)
+    before, builder = model.energy(labels), ModelBuilder.of(model)
+    for scope, table in each:
+        builder.add(scope, -2.0 * table)
+    assert builder.model().energy(labels) == pytest.approx(1.0)
+    assert model.energy(labels) == before
+
+
 def test_arrays_of_different_lengths() -> None:
     arrays = [np.arange(3.0), np.zeros(0), np.array([7.0])]
     ragged = Ragged.of(arrays)
