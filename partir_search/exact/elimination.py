@@ -21,7 +21,7 @@ from partir_search.exact.pairwise import Labelling, PairwiseModel, adjacency, li
 from partir_search.exact.small_variables import eliminate_small
 
 LARGE = 1 << 16  # entries of a sum that is made row by row
-BLOCKED = 1 << 18  # entries of a sum that is made in blocks
+BLOCKED = 1 << 19  # entries of a sum that is made in blocks
 BLOCK = 1 << 14  # entries of a block, which caches hold beside those of the arrays that are added
 
 _Table = tuple[tuple[int, ...], Floats]
