@@ -24,6 +24,7 @@ from partir_search.simulator.breakdown import cost_by_op
 from partir_search.simulator.cost import Cost, OpCost
 from partir_search.simulator.memory.curve import Curve, early_curve, early_values, live_curve
 from partir_search.simulator.memory.region_summaries import curves_inside
+from partir_search.simulator.memory.reordering import Reordered, reordered
 from partir_search.simulator.memory.step_end import curve_of, waiting_bytes, with_gathers
 from partir_search.simulator.memory.temporaries import Temporaries, redistribution_temporaries
 from partir_search.simulator.memory.weight_casts import fuse_weight_casts
@@ -76,6 +77,7 @@ class Simulation:
       curve: of the program's live bytes; with the rows of the memory model's.
       waiting: [R] bytes of gradients that wait for the all_reduces of others.
       live: [R] live bytes along the curve, arguments included.
+      reordered: peak in the compiler's order; None if that is the program's.
     """
 
     cost: Cost
@@ -88,6 +90,7 @@ class Simulation:
     curve: Curve
     waiting: Floats
     live: Floats
+    reordered: Reordered | None
 
     def __str__(self) -> str:
         stages = (self.load, self.scheduled, self.overlap, self.split, self.temporaries)
@@ -299,7 +302,9 @@ class CostModel:
             late = memory.live_bytes(nbytes, casts, memory.curve)
             waiting = np.clip(late - stored, 0.0, most)
         live = stored + waiting + curve.temporaries_at(temporaries.bytes_at)
-        cost = _cost(load, overlapped, split, live, self.machine)
+        order = self._reordered(scheduled, found, temporaries, curve)
+        added = order.added if order else 0.0
+        cost = _cost(load, overlapped, split, live, added, self.machine)
         live = load.argument_bytes + live
         return Simulation(
             cost=cost,
@@ -312,6 +317,30 @@ class CostModel:
             curve=curve,
             waiting=waiting,
             live=live,
+            reordered=order,
+        )
+
+    def _reordered(
+        self, scheduled: ScheduledRegion, found: Roofline, temporaries: Temporaries, curve: Curve
+    ) -> Reordered | None:
+        """Peak in the compiler's order; None for a quotient, and where loops hold values on chip.
+
+        Args:
+          curve: of the program's live bytes.
+        """
+        if self.folded or not self.machine.traits.reorders_kernels or len(curve.held.rows):
+            return None
+        fused = self.memory.casts.mask.copy()
+        fused[list(temporaries.stored_casts)] = False
+        return reordered(
+            scheduled,
+            self.analysis.buffers,
+            self.analysis.fusions.leader,
+            self.facts,
+            np.where(fused, 0.0, found.nbytes),
+            temporaries.bytes_at,
+            self.machine,
+            early=curve is self.memory.early,
         )
 
     def breakdown(self, program: LocalProgram, *, with_traits: bool = True) -> tuple[OpCost, ...]:
@@ -337,9 +366,18 @@ class CostModel:
 
 
 def _cost(
-    load: DeviceLoad, overlapped: Overlap, split: SplitKernels, live: Floats, machine: Machine
+    load: DeviceLoad,
+    overlapped: Overlap,
+    split: SplitKernels,
+    live: Floats,
+    added: float,
+    machine: Machine,
 ) -> Cost:
-    """Cost of a step: totals of all stages."""
+    """Cost of a step: totals of all stages.
+
+    Args:
+      added: bytes that the compiler's order adds to the peak.
+    """
     compute = float(load.roofline.seconds.sum()) - overlapped.skipped_seconds
     compute += sum(split.seconds.values())
     compute += overlapped.copied / machine.attained_hbm_bytes_per_s
@@ -347,7 +385,7 @@ def _cost(
         seconds=compute + overlapped.exposed,
         compute_seconds=compute,
         collective_seconds=overlapped.exposed,
-        peak_bytes=load.argument_bytes + float(np.max(live, initial=0.0)),
+        peak_bytes=load.argument_bytes + float(np.max(live, initial=0.0)) + added,
         argument_bytes=load.argument_bytes,
         flops=float(load.roofline.flops.sum()) - overlapped.skipped_flops,
         bytes_by_axis=overlapped.by_axis,

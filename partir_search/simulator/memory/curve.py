@@ -240,7 +240,7 @@ def live_curve(
     ranges, region = buffers.ranges, buffers.region
     stop = ranges.early_stop if early else ranges.stop
     kernel = np.zeros(max(len(region.ops), 1) + 1, dtype=np.int64)
-    for at in _large_kernels(buffers, machine.traits):
+    for at in large_kernels(buffers, machine.traits):
         kernel[at] = 1
         if region.ops[at].params.get(ACCUMULATES):
             kernel[at] += _kernels_inside(buffers, at, machine.traits)
@@ -336,7 +336,7 @@ def _has_loops(inner: Sequence[Buffers]) -> bool:
     )
 
 
-def _large_kernels(buffers: Buffers, traits: XlaTraits) -> list[int]:
+def large_kernels(buffers: Buffers, traits: XlaTraits) -> list[int]:
     """Positions of the kernels with at least some bytes of one value, made or read.
 
     In small programs a fraction of the bytes of the largest value is enough.
@@ -371,7 +371,7 @@ def _kernels_inside(buffers: Buffers, at: int, traits: XlaTraits) -> int:
     return sum(
         1 + _kernels_inside(inside, k, traits)
         for inside in buffers.inner.get(at, ())
-        for k in _large_kernels(inside, traits)
+        for k in large_kernels(inside, traits)
     )
 
 

@@ -56,6 +56,7 @@ _TPU = XlaTraits(
     updates_early=True,
     combined_reduction_bytes=125_829_120,
     gathers_donated_last=True,
+    reorders_kernels=True,
 )
 _GPU = XlaTraits(
     fuses_lookups=True,

@@ -39,3 +39,10 @@ class ScheduleTraits(ScatterTraits):
         " of eight plans of programs written afterwards is 19 % without and 14 with. On v5p, where"
         " no gather is asynchronous, one is copied after the other.",
     )
+    reorders_kernels: bool = trait(
+        False,
+        "flag",
+        "Runs kernels in an order of its own: for least memory in programs without asynchronous"
+        " collectives, else to hide these.",
+        "EVIDENCE",
+    )

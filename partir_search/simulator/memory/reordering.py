@@ -1,0 +1,186 @@
+"""Live memory in the order of XLA's schedulers, in place of the program's order.
+
+XLA:TPU orders a program itself. One without asynchronous collectives runs in the order that takes
+the least memory of several (`least_memory_order.py`); one with, in an order that hides them
+(`latency_order.py`), whatever the memory. The curve of the memory model is of the program's order;
+the difference of the peaks of both orders, of the same values and temporaries, is added to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from partir_search.simulator.arrays import Bools, Floats, Ints
+from partir_search.simulator.memory.buffers import Buffers
+from partir_search.simulator.memory.curve import large_kernels
+from partir_search.simulator.memory.kernel_graph import KernelGraph, Node, kernel_graph
+from partir_search.simulator.memory.latency_order import latency_order
+from partir_search.simulator.memory.least_memory_order import least_memory_order
+from partir_search.simulator.printing import table
+from partir_search.simulator.program_facts import ProgramFacts
+from partir_search.simulator.schedule import ScheduledRegion
+from partir_search.simulator.target.machine import Machine
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Reordered:
+    """Peaks of the program's order and of the compiler's.
+
+    Attributes:
+      added: bytes of the compiler's peak less bytes of the program's.
+      alive: [intervals] True for a live range of `LiveRanges` at the compiler's peak, in main
+        memory.
+    """
+
+    added: float
+    alive: Bools
+
+    def __str__(self) -> str:
+        head = f"Reordered: {self.added:+.6g} bytes at the peak"
+        return table(head, ("", "number"), [("values at the peak", int(self.alive.sum()))])
+
+
+def reordered(
+    scheduled: ScheduledRegion,
+    buffers: Buffers,
+    leaders: Mapping[int, int],
+    facts: ProgramFacts,
+    nbytes: Floats,
+    temporaries: Floats,
+    machine: Machine,
+    *,
+    early: bool,
+) -> Reordered | None:
+    """Compares the orders of a module's body; None if the compiler keeps the program's.
+
+    Args:
+      leaders: by position of a kernel, that of the first kernel fused with it.
+      nbytes: [values] local bytes; 0 for a value computed inside of its readers.
+      temporaries: [ops + 2] see `Temporaries.bytes_at`.
+      early: True if the curve is that of early updates.
+    """
+    gathers = machine.traits.async_all_gather != "never"
+    stored = buffers.materialized
+    graph = kernel_graph(
+        scheduled, stored, leaders, facts.def_use, facts.elementwise, early_gathers=gathers
+    )
+    if not graph.at:
+        return None
+    places = _Places(graph, buffers, nbytes, temporaries, machine)
+    program = list(range(len(graph.kind)))
+    ranges = buffers.ranges
+    before, alive = places.peak(program, ranges.early_stop if early else ranges.stop)
+    if graph.runs_asynchronously:
+        peak, found = places.peak(latency_order(graph), ranges.stop)
+        return Reordered(peak - before, found)
+    returned = frozenset(ranges.value[places.returned].tolist())
+    makers = {v: graph.at[at] for v, at in stored.made.items() if v in places.bytes_of}
+    order = least_memory_order(graph, makers, places.bytes_of, returned)
+    peak, found = places.peak(order, ranges.stop)
+    return Reordered(peak - before, found) if peak < before else Reordered(0.0, alive)
+
+
+class _Places:
+    """Live ranges of a body over the places of kernels and collectives in an order.
+
+    A place is a kernel of the region, or a node that is none. Kernels of one node keep the
+    program's order among themselves.
+    """
+
+    def __init__(
+        self,
+        graph: KernelGraph,
+        buffers: Buffers,
+        nbytes: Floats,
+        temporaries: Floats,
+        machine: Machine,
+    ) -> None:
+        ranges, region = buffers.ranges, buffers.region
+        self._graph, self._machine = graph, machine
+        self._kernels = np.array(sorted(graph.at), dtype=np.int64)
+        others = [k for k, kind in enumerate(graph.kind) if kind is not Node.KERNEL]
+        node_of = [graph.at[at] for at in self._kernels.tolist()]
+        self._node = np.array([*node_of, *others], dtype=np.int64)
+        number = {at: n for n, at in enumerate(self._kernels.tolist())}
+        first = len(node_of)
+        other = {k: first + n for n, k in enumerate(others)}
+        self._ops, self._end = len(region.ops), len(region.ops) - 1
+        self._start = np.array([number[at] for at in ranges.start.tolist()], dtype=np.int64)
+        # Reads as columns: number of the live range, place, position in the region.
+        reads = [
+            (i, number[at] if at in number and graph.at[at] == node else other[node], at)
+            for i, v in enumerate(ranges.value.tolist())
+            for node, at in graph.reads.get(v, ())
+        ]
+        columns = np.array(reads, dtype=np.int64).reshape(-1, 3)
+        self._range, self._reader, self._read_at = columns.T
+        self._last_read = ranges.start.copy()
+        np.maximum.at(self._last_read, self._range, self._read_at)
+        self._bytes = nbytes[ranges.value] * ranges.weight
+        large = np.zeros(len(self._node), dtype=np.int64)
+        large[[number[at] for at in large_kernels(buffers, machine.traits)]] = 1
+        self._large = large
+        results = [x.id for x in region.results if hasattr(x, "id")]
+        self.returned = np.isin(ranges.value, results)
+        most = machine.vmem_bytes * machine.traits.vmem_value_fraction
+        self._small = ~self.returned & (nbytes[ranges.value] <= most)
+        self.bytes_of: dict[int, float] = {}
+        for v, size in zip(ranges.value.tolist(), self._bytes.tolist(), strict=True):
+            self.bytes_of[v] = self.bytes_of.get(v, 0.0) + size
+        # Temporaries of a position are those of the next kernel.
+        held = np.zeros(len(self._kernels) + 1)
+        following = np.searchsorted(self._kernels, np.arange(self._ops + 1))
+        np.maximum.at(held, following, temporaries[: self._ops + 1])
+        self._held, self._before_all = held, float(temporaries[-1])
+
+    def peak(self, order: list[int], stop: Ints) -> tuple[float, Bools]:
+        """Most live bytes without arguments, and the live ranges alive then in main memory.
+
+        Args:
+          order: nodes of the graph.
+          stop: [intervals] last position of each live range in the program's order.
+        """
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        place = np.empty(len(self._node), dtype=np.int64)
+        place[np.argsort(rank[self._node], kind="stable")] = np.arange(len(self._node))
+        count = len(place)
+        start = place[self._start]
+        end = self._ends(place, start, stop)
+        until = np.cumsum(self._large[np.argsort(place)])
+        kernels = until[np.minimum(end, count - 1)] - until[start]
+        near = self._small & (kernels <= self._machine.traits.vmem_lifetime_kernels)
+        over = np.maximum(self._curve(start, end, near, count) - self._machine.vmem_bytes, 0.0)
+        live = self._curve(start, end, ~near, count) + over
+        kernel = place[: len(self._kernels)]
+        live[kernel] += self._held[:-1]
+        live[count] += self._held[-1]
+        live[0] += self._before_all
+        at = int(np.argmax(live))
+        return float(live[at]), (start <= at) & (end >= at) & (~near | (over[at] > 0.0))
+
+    def _ends(self, place: Ints, start: Ints, stop: Ints) -> Ints:
+        """[intervals] last place of each live range in an order.
+
+        A buffer that the last reader writes over ends before that reader. A range that lives on
+        after all reads ends with the last kernel before its end, or with the region.
+        """
+        end, at = start.copy(), stop[self._range]
+        counts = self._read_at <= at + 1
+        ends = place[self._reader] - (self._read_at > at)
+        np.maximum.at(end, self._range[counts], ends[counts])
+        before = np.searchsorted(self._kernels, stop, side="right") - 1
+        last = place[: len(self._kernels)][np.maximum(before, 0)]
+        last = np.where(stop >= self._end, len(place), last)
+        return np.where(stop > self._last_read, np.maximum(end, last), end)
+
+    def _curve(self, start: Ints, end: Ints, which: Bools, count: int) -> Floats:
+        """[places + 1] live bytes of some live ranges."""
+        size = self._bytes[which]
+        changes = np.bincount(start[which], size, count + 2)
+        changes -= np.bincount(end[which] + 1, size, count + 2)
+        found: Floats = np.cumsum(changes)[: count + 1]
+        return found
