@@ -18,6 +18,8 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import LocalProgram, Reshard
+from partir_search.lowering.localize import localize
+from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.passes.fold.fold import Folded
 from partir_search.simulator.arrays import Floats
 from partir_search.simulator.breakdown import cost_by_op
@@ -302,7 +304,7 @@ class CostModel:
             late = memory.live_bytes(nbytes, casts, memory.curve)
             waiting = np.clip(late - stored, 0.0, most)
         live = stored + waiting + curve.temporaries_at(temporaries.bytes_at)
-        order = self._reordered(scheduled, found, temporaries, curve)
+        order = self._reordered(program, seconds_of, found, temporaries, curve)
         added = order.added if order else 0.0
         cost = _cost(load, overlapped, split, live, added, self.machine)
         live = load.argument_bytes + live
@@ -321,22 +323,31 @@ class CostModel:
         )
 
     def _reordered(
-        self, scheduled: ScheduledRegion, found: Roofline, temporaries: Temporaries, curve: Curve
+        self,
+        program: LocalProgram,
+        seconds_of: Floats,
+        found: Roofline,
+        temporaries: Temporaries,
+        curve: Curve,
     ) -> Reordered | None:
         """Peak in the compiler's order; None for a quotient, and where loops hold values on chip.
 
         Args:
           curve: of the program's live bytes.
         """
-        if self.folded or not self.machine.traits.reorders_kernels or len(curve.held.rows):
+        traits = self.machine.traits
+        if self.folded or not traits.reorders_kernels or len(curve.held.rows):
             return None
+        if program.traits is None:  # barriers are among all instructions, not the moves alone
+            program = schedule_for(localize(program.partition), traits)
+        costs = self.costs(program.partition.mesh)
+        scheduled = schedule(program, seconds_of, self.time.hides_gathers, costs)
         fused = self.memory.casts.mask.copy()
         fused[list(temporaries.stored_casts)] = False
         return reordered(
             scheduled,
             self.analysis.buffers,
             self.analysis.fusions.leader,
-            self.facts,
             np.where(fused, 0.0, found.nbytes),
             temporaries.bytes_at,
             self.machine,

@@ -10,8 +10,6 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 
-from partir_search.ir.analysis.def_use import DefUse
-from partir_search.ir.core import Op
 from partir_search.lowering.local_ir import LocalOp, Reshard, RingReshard, RingTurn
 from partir_search.lowering.local_value import LocalValue, Source
 from partir_search.lowering.reshard_steps import AllGather, HaloPermute, Permute
@@ -30,6 +28,7 @@ class Node(enum.Enum):
     COLLECTIVE = enum.auto()  # synchronous
     START = enum.auto()  # of an asynchronous collective
     END = enum.auto()
+    BARRIER = enum.auto()  # an optimization barrier
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,21 +94,18 @@ def kernel_graph(
     scheduled: ScheduledRegion,
     stored: Materialized,
     leaders: Mapping[int, int],
-    uses: DefUse,
-    elementwise: Sequence[bool],
     *,
     early_gathers: bool,
 ) -> KernelGraph:
-    """Builds the graph of a scheduled region, of all of its ops or of the moves alone.
+    """Builds the graph of a scheduled region.
 
     Args:
+      scheduled: region with all of its instructions and their barriers, not the moves alone.
       stored: the region's kernels.
       leaders: by position of a kernel, that of the first kernel fused with it.
-      uses: def-use analysis of the module.
-      elementwise: [ops] True for an elementwise op.
       early_gathers: True on a target with asynchronous all_gathers.
     """
-    return _Builder(scheduled, stored, leaders, uses, elementwise, early_gathers).graph
+    return _Builder(scheduled, stored, leaders, early_gathers).graph
 
 
 class _Builder:
@@ -120,71 +116,62 @@ class _Builder:
         scheduled: ScheduledRegion,
         stored: Materialized,
         leaders: Mapping[int, int],
-        uses: DefUse,
-        elementwise: Sequence[bool],
         early_gathers: bool,
     ) -> None:
         self.graph = KernelGraph()
-        self._scheduled, self._stored, self._leaders = scheduled, stored, leaders
-        self._uses, self._elementwise, self._early_gathers = uses, elementwise, early_gathers
+        self._seconds, self._stored, self._leaders = scheduled.seconds, stored, leaders
+        self._early_gathers = early_gathers
         self._fused: dict[int, int] = {}  # by position of a leader, the latest node of its kernel
-        # Nodes behind a value at home, by the value's id, and behind a copy, by the copy's.
-        self._home: dict[int, frozenset[int]] = {}
-        self._copies: dict[int, frozenset[int]] = {}
-        ops = scheduled.region.ops
-        given = {item.op.id for item, *_ in scheduled.steps if isinstance(item, LocalOp)}
-        following = 0
+        self._made: dict[int, frozenset[int]] = {}  # by id of a local value, the nodes behind it
+        self._values: dict[int, frozenset[int]] = {}  # by id of a value: of the latest local value
         for item, at, cost, _ in scheduled.steps:
-            if isinstance(item, Reshard):
-                until = at
-                if item.op is not None:
-                    made = any(r is item.source.value for r in item.op.results)
-                    until = int(uses.position[item.op.id]) + made
-            else:
-                until = at
-            for position in range(following, min(until, len(ops))):
-                if ops[position].id not in given:
-                    self._plain(ops[position], position)
-            following = max(following, until)
+            order = item.scheduling
+            if order.operands_after:
+                read = (item.source,) if isinstance(item, Reshard) else item.ins
+                self._tie((*order.operands_after, *read))
             if isinstance(item, Reshard):
                 assert cost is not None
+                for others in (order.barrier, order.after):
+                    self._tie((item.source, *(others or ())))
                 self._reshard(item, cost, at)
             else:
                 self._op(item, at)
-        for position in range(following, len(ops)):
-            if ops[position].id not in given:
-                self._plain(ops[position], position)
+            if order.before is not None:
+                self._tie((*item.outs, *order.before))
 
     def _behind(self, sources: Iterable[Source]) -> frozenset[int]:
         """Nodes that make some local values."""
-        sets = []
-        for x in sources:
-            if isinstance(x, LocalValue):
-                nodes = self._copies.get(x.id)
-                sets.append(self._home.get(x.value.id, _NONE) if nodes is None else nodes)
-        return _NONE.union(*sets)
+        return _NONE.union(
+            *(self._made.get(x.id, _NONE) for x in sources if isinstance(x, LocalValue))
+        )
 
-    def _plain(self, op: Op, at: int) -> None:
-        """Adds an op with all operands and results at home."""
-        homes = (self._home.get(v.id, _NONE) for _, v in op.inputs())
-        nodes = self._made(at, _NONE.union(*homes), 1)
-        for r in op.results:
-            self._home[r.id] = nodes
+    def _set(self, local: LocalValue, nodes: frozenset[int]) -> None:
+        self._made[local.id] = self._values[local.value.id] = nodes
+
+    def _tie(self, sources: Sequence[Source]) -> None:
+        """Puts values behind one barrier: later readers of any wait for all."""
+        nodes = self._behind(sources)
+        if len(sources) > 1 and nodes:
+            node = frozenset((self.graph.add(Node.BARRIER, 0.0, set(nodes)),))
+            for x in sources:
+                if isinstance(x, LocalValue):
+                    self._set(x, node)
 
     def _op(self, item: LocalOp, at: int) -> None:
-        turns = item.turns if isinstance(item, RingTurn) else 1
-        nodes = self._made(at, self._behind((*item.ins, *item.received)), turns)
+        waits = self._behind((*item.ins, *item.received))
+        if at in self._stored.reads:
+            # An op with regions reads more than its operands.
+            captured = (self._values.get(v, _NONE) for v in self._stored.reads[at])
+            waits = waits.union(*captured) if item.regions else waits
+            turns = item.turns if isinstance(item, RingTurn) else 1
+            waits = frozenset((self._kernel(at, waits, turns),))
         for out in item.outs:
-            self._copies[out.id] = self._home[out.value.id] = nodes
+            self._set(out, waits)
 
-    def _made(self, at: int, waits: frozenset[int], turns: int) -> frozenset[int]:
-        """Nodes behind the results of an op: its kernel, or those behind its operands."""
-        if at not in self._stored.reads:
-            return waits
+    def _kernel(self, at: int, waits: frozenset[int], turns: int) -> int:
+        """Adds a kernel, alone or to the fused kernel of its leader."""
         graph, leader = self.graph, self._leaders.get(at, at)
-        captured = (self._home.get(v, _NONE) for v in self._stored.reads[at])
-        waits = waits.union(*captured)  # of an op's regions; nodes behind operands otherwise
-        seconds, node = float(self._scheduled.seconds[at]) / turns, self._fused.get(leader)
+        seconds, node = float(self._seconds[at]) / turns, self._fused.get(leader)
         if node is not None and max(waits, default=-1) <= node:
             graph.waits[node] |= waits - {node}
             graph.seconds[node] += seconds
@@ -193,27 +180,13 @@ class _Builder:
         graph.at[at] = node
         for v in self._stored.reads[at]:
             graph.reads.setdefault(v, []).append((node, at))
-        return frozenset((node,))
+        return node
 
     def _reshard(self, item: Reshard, cost: CollectiveCost, at: int) -> None:
         nodes = self._behind((item.source, *item.received))
-        if item.regather:
-            nodes = nodes.union(self._companion(item))
         if item.step.communicates:
             nodes = frozenset((self._collective(item, cost, at, nodes),))
-        self._copies[item.target.id] = nodes
-        if item.to_home:
-            self._home[item.target.value.id] = nodes
-
-    def _companion(self, regather: Reshard) -> frozenset[int]:
-        """Nodes behind the operand that a regather awaits, see `lowering/scheduling/cse.py`."""
-        for _, v in regather.op.inputs() if regather.op else ():
-            if v is regather.source.value or not v.type.shape or v.id not in self._home:
-                continue
-            maker = self._uses.makers[v.id]
-            fused = maker is not None and self._elementwise[maker.id]
-            return _NONE if fused else self._home[v.id]
-        return _NONE
+        self._set(item.target, nodes)
 
     def _collective(
         self, item: Reshard, cost: CollectiveCost, at: int, waits: frozenset[int]

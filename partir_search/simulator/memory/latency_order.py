@@ -34,6 +34,7 @@ class _Scheduler:
         self._reads_end = [any(graph.kind[e] is Node.END for e in w) for w in graph.waits]
         self._gathering = False  # an end of a gather is scheduled, its start is not
         self._gathers_waiting = 0
+        self._barriers: list[int] = []
         self._starts: list[int] = []
         self._ends: dict[bool, list[tuple[float, bool, int, int]]] = {True: [], False: []}
         self._kernels: dict[float, _Kernels] = {}  # by depth
@@ -66,7 +67,9 @@ class _Scheduler:
             for user in self._users[node]:
                 begun = max(begun, self._begun[user] + graph.seconds[node])
         self._begun[node], self._ready[node] = begun, True
-        if kind is Node.START:
+        if kind is Node.BARRIER:
+            self._barriers.append(node)
+        elif kind is Node.START:
             self._starts.append(node)
         elif kind is Node.END:
             gathers = graph.gathers[node]
@@ -97,6 +100,8 @@ class _Scheduler:
 
     def _next(self) -> int:
         """Takes the best node available."""
+        if self._barriers:
+            return self._barriers.pop()
         ends = [self._ends[g] for g in (False, True) if not (g and self._gathering)]
         waiting = [heap for heap in ends if heap]
         if waiting:

@@ -20,7 +20,6 @@ from partir_search.simulator.memory.kernel_graph import KernelGraph, Node, kerne
 from partir_search.simulator.memory.latency_order import latency_order
 from partir_search.simulator.memory.least_memory_order import least_memory_order
 from partir_search.simulator.printing import table
-from partir_search.simulator.program_facts import ProgramFacts
 from partir_search.simulator.schedule import ScheduledRegion
 from partir_search.simulator.target.machine import Machine
 
@@ -47,7 +46,6 @@ def reordered(
     scheduled: ScheduledRegion,
     buffers: Buffers,
     leaders: Mapping[int, int],
-    facts: ProgramFacts,
     nbytes: Floats,
     temporaries: Floats,
     machine: Machine,
@@ -64,9 +62,7 @@ def reordered(
     """
     gathers = machine.traits.async_all_gather != "never"
     stored = buffers.materialized
-    graph = kernel_graph(
-        scheduled, stored, leaders, facts.def_use, facts.elementwise, early_gathers=gathers
-    )
+    graph = kernel_graph(scheduled, stored, leaders, early_gathers=gathers)
     if not graph.at:
         return None
     places = _Places(graph, buffers, nbytes, temporaries, machine)
