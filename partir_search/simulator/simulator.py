@@ -18,15 +18,17 @@ from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
 from partir_search.lowering.local_ir import LocalProgram, Reshard
-from partir_search.lowering.localize import localize
-from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.passes.fold.fold import Folded
 from partir_search.simulator.arrays import Floats
 from partir_search.simulator.breakdown import cost_by_op
 from partir_search.simulator.cost import Cost, OpCost
 from partir_search.simulator.memory.curve import Curve, early_curve, early_values, live_curve
 from partir_search.simulator.memory.region_summaries import curves_inside
-from partir_search.simulator.memory.reordering import Reordered, reordered
+from partir_search.simulator.memory.reordering import (
+    Reordered,
+    reordered,
+    with_all_instructions,
+)
 from partir_search.simulator.memory.step_end import curve_of, waiting_bytes, with_gathers
 from partir_search.simulator.memory.temporaries import Temporaries, redistribution_temporaries
 from partir_search.simulator.memory.weight_casts import fuse_weight_casts
@@ -335,19 +337,13 @@ class CostModel:
         Args:
           curve: of the program's live bytes.
         """
-        traits = self.machine.traits
-        if self.folded or not traits.reorders_kernels or len(curve.held.rows):
+        if self.folded or not self.machine.traits.reorders_kernels or len(curve.held.rows):
             return None
-        if program.traits is None:  # barriers are among all instructions, not the moves alone
-            program = schedule_for(localize(program.partition), traits)
-        costs = self.costs(program.partition.mesh)
-        scheduled = schedule(program, seconds_of, self.time.hides_gathers, costs)
-        fused = self.memory.casts.mask.copy()
+        fused, costs = self.memory.casts.mask.copy(), self.costs(program.partition.mesh)
         fused[list(temporaries.stored_casts)] = False
         return reordered(
-            scheduled,
-            self.analysis.buffers,
-            self.analysis.fusions.leader,
+            with_all_instructions(program, seconds_of, self.time.hides_gathers, costs),
+            self.analysis,
             np.where(fused, 0.0, found.nbytes),
             temporaries.bytes_at,
             self.machine,

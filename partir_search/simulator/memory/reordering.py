@@ -9,10 +9,12 @@ the difference of the peaks of both orders, of the same values and temporaries, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 
+from partir_search.lowering.local_ir import LocalProgram
+from partir_search.lowering.localize import localize
+from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.memory.curve import large_kernels
@@ -20,8 +22,10 @@ from partir_search.simulator.memory.kernel_graph import KernelGraph, Node, kerne
 from partir_search.simulator.memory.latency_order import latency_order
 from partir_search.simulator.memory.least_memory_order import least_memory_order
 from partir_search.simulator.printing import table
-from partir_search.simulator.schedule import ScheduledRegion
+from partir_search.simulator.program_analysis import ProgramAnalysis
+from partir_search.simulator.schedule import ScheduledRegion, schedule
 from partir_search.simulator.target.machine import Machine
+from partir_search.simulator.time.collective_cost import CollectiveCosts
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -42,10 +46,22 @@ class Reordered:
         return table(head, ("", "number"), [("values at the peak", int(self.alive.sum()))])
 
 
+def with_all_instructions(
+    program: LocalProgram, seconds_of: Floats, hides_gathers: Bools, costs: CollectiveCosts
+) -> ScheduledRegion:
+    """Schedule of a program's body with all instructions and barriers, not the moves alone.
+
+    Args:
+      seconds_of / hides_gathers: [ops] as of `schedule`.
+    """
+    if program.traits is None:
+        program = schedule_for(localize(program.partition), costs.machine.traits)
+    return schedule(program, seconds_of, hides_gathers, costs)
+
+
 def reordered(
     scheduled: ScheduledRegion,
-    buffers: Buffers,
-    leaders: Mapping[int, int],
+    analysis: ProgramAnalysis,
     nbytes: Floats,
     temporaries: Floats,
     machine: Machine,
@@ -55,14 +71,15 @@ def reordered(
     """Compares the orders of a module's body; None if the compiler keeps the program's.
 
     Args:
-      leaders: by position of a kernel, that of the first kernel fused with it.
+      scheduled: schedule of all instructions (`with_all_instructions`).
+      analysis: of the module.
       nbytes: [values] local bytes; 0 for a value computed inside of its readers.
       temporaries: [ops + 2] see `Temporaries.bytes_at`.
       early: True if the curve is that of early updates.
     """
     gathers = machine.traits.async_all_gather != "never"
-    stored = buffers.materialized
-    graph = kernel_graph(scheduled, stored, leaders, early_gathers=gathers)
+    buffers, stored = analysis.buffers, analysis.buffers.materialized
+    graph = kernel_graph(scheduled, stored, analysis.fusions.leader, early_gathers=gathers)
     if not graph.at:
         return None
     places = _Places(graph, buffers, nbytes, temporaries, machine)
@@ -176,7 +193,7 @@ class _Places:
     def _curve(self, start: Ints, end: Ints, which: Bools, count: int) -> Floats:
         """[places + 1] live bytes of some live ranges."""
         size = self._bytes[which]
-        changes = np.bincount(start[which], size, count + 2)
-        changes -= np.bincount(end[which] + 1, size, count + 2)
-        found: Floats = np.cumsum(changes)[: count + 1]
+        begun = np.bincount(start[which], size, count + 2)
+        ended = np.bincount(end[which] + 1, size, count + 2)
+        found: Floats = np.cumsum(begun - ended)[: count + 1]
         return found
