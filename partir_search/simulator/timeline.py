@@ -9,7 +9,10 @@ import numpy as np
 from partir_search.ir.analysis.def_use import def_use
 from partir_search.ir.printing.paths import op_paths
 from partir_search.lowering.local_ir import LocalOp, LocalProgram, RingTurn
+from partir_search.simulator.arrays import Floats
+from partir_search.simulator.cost import Cost
 from partir_search.simulator.instruction_seconds import seconds_of_ops, with_regions
+from partir_search.simulator.memory.reordering import Reordered
 from partir_search.simulator.simulator import CostModel, Simulation
 
 COMPUTE = "compute"
@@ -59,7 +62,8 @@ class Timeline:
     Attributes:
       seconds: duration of the step.
       events: in order of start, per lane.
-      memory: (seconds since the start of the step, live bytes), arguments included.
+      memory: (seconds since the start of the step, live bytes), arguments included, in the order of
+        the compiler where it reorders kernels.
       live: values live at the peak without the arguments, largest first.
       argument_bytes: total bytes of the arguments.
     """
@@ -114,6 +118,8 @@ def timeline(
     began[-1] = cost.seconds
     began = np.maximum.accumulate(began)
     memory = [(float(began[p]), float(b)) for p, b in zip(curve.position, live, strict=True)]
+    if found.reordered is not None:
+        memory = _memory(model, found.reordered, seconds_of, cost)
     return Timeline(
         cost.seconds,
         tuple(events),
@@ -121,6 +127,24 @@ def timeline(
         _live(model, found, most),
         cost.argument_bytes,
     )
+
+
+def _memory(
+    model: CostModel, order: Reordered, seconds_of: Floats, cost: Cost
+) -> list[tuple[float, float]]:
+    """Seconds since the start of the step and live bytes, along the compiler's order.
+
+    Args:
+      seconds_of: [ops] seconds of each op.
+    """
+    ops = model.module.body.ops
+    spent = np.array(
+        [with_regions(ops[at], seconds_of) if at >= 0 else 0.0 for at in order.position]
+    )
+    ended = np.cumsum(spent)
+    began = (ended - spent) * (cost.seconds / max(float(ended[-1]), 1e-30))
+    live = order.live + (cost.peak_bytes - float(np.max(order.live)))
+    return list(zip(began.tolist(), live.tolist(), strict=True))
 
 
 def _live(model: CostModel, found: Simulation, most: int) -> tuple[Live, ...]:
@@ -132,14 +156,14 @@ def _live(model: CostModel, found: Simulation, most: int) -> tuple[Live, ...]:
         return ()
     row = int(np.argmax(live))
     peak = curve.position[row]
-    weights = curve.row_weights(row, nbytes)[0]
-    live_at_peak = np.flatnonzero((ranges.start <= peak) & (stop >= peak))
+    on_chip = curve.row_weights(row, nbytes)[0] == 0.0
+    alive = (ranges.start <= peak) & (stop >= peak) & ~on_chip[ranges.value]
+    if found.reordered is not None:
+        alive = found.reordered.alive
     makers = def_use(module).makers
     rows = []
-    for i in live_at_peak.tolist():
+    for i in np.flatnonzero(alive).tolist():
         value = module.values[int(ranges.value[i])]
-        if not weights[value.id]:  # on the chip
-            continue
         size = float(nbytes[value.id] * ranges.weight[i])
         maker = makers[value.id]
         source = maker.source if maker else ""

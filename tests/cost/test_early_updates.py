@@ -33,7 +33,9 @@ def peak_of(name: str, clipped: bool = False, **traits: object) -> float:
 
     weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
     data = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
-    machine = ps.Target.parse("tpu_v5e:2x4").machine.with_traits(**traits)
+    machine = ps.Target.parse("tpu_v5e:2x4").machine.with_traits(
+        **{"reorders_kernels": False} | traits
+    )
     partitioned = ps.auto_partition(MESH, machine=machine, donate_argnums=0, progress=False)(step)
     cost = partitioned.known_plans((weights, weights), data, data)[name].cost
     return float(cost.peak_bytes - cost.argument_bytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from partir_search.lowering.local_ir import LocalOp, Reshard, RingReshard, RingTurn
@@ -16,9 +17,8 @@ from partir_search.lowering.reshard_steps import AllGather, HaloPermute, Permute
 from partir_search.simulator.memory.materialize import Materialized
 from partir_search.simulator.printing import table
 from partir_search.simulator.schedule import ScheduledRegion
+from partir_search.simulator.target.traits import XlaTraits
 from partir_search.simulator.time.collective_cost import CollectiveCost
-
-MIN_ASYNC_GATHER_BYTES = 16_384  # gathers of fewer bytes (biases) are combined and synchronous
 
 
 class Node(enum.Enum):
@@ -94,8 +94,7 @@ def kernel_graph(
     scheduled: ScheduledRegion,
     stored: Materialized,
     leaders: Mapping[int, int],
-    *,
-    early_gathers: bool,
+    traits: XlaTraits,
 ) -> KernelGraph:
     """Builds the graph of a scheduled region.
 
@@ -103,9 +102,8 @@ def kernel_graph(
       scheduled: region with all of its instructions and their barriers, not the moves alone.
       stored: the region's kernels.
       leaders: by position of a kernel, that of the first kernel fused with it.
-      early_gathers: True on a target with asynchronous all_gathers.
     """
-    return _Builder(scheduled, stored, leaders, early_gathers).graph
+    return _Builder(scheduled, stored, leaders, traits).graph
 
 
 class _Builder:
@@ -116,11 +114,13 @@ class _Builder:
         scheduled: ScheduledRegion,
         stored: Materialized,
         leaders: Mapping[int, int],
-        early_gathers: bool,
+        traits: XlaTraits,
     ) -> None:
         self.graph = KernelGraph()
         self._seconds, self._stored, self._leaders = scheduled.seconds, stored, leaders
-        self._early_gathers = early_gathers
+        self._least = math.inf  # bytes of an asynchronous gather
+        if traits.async_all_gather != "never":
+            self._least = traits.min_async_gather_bytes
         self._fused: dict[int, int] = {}  # by position of a leader, the latest node of its kernel
         self._made: dict[int, frozenset[int]] = {}  # by id of a local value, the nodes behind it
         self._values: dict[int, frozenset[int]] = {}  # by id of a value: of the latest local value
@@ -195,7 +195,7 @@ class _Builder:
         graph, size = self.graph, item.target.nbytes * cost.width
         gathers = isinstance(item.step, AllGather)
         early = isinstance(item, RingReshard) or isinstance(item.step, Permute | HaloPermute)
-        early |= gathers and self._early_gathers and size >= MIN_ASYNC_GATHER_BYTES
+        early |= gathers and size >= self._least
         kind = Node.START if early else Node.COLLECTIVE
         first = last = graph.add(kind, cost.seconds, set(waits), gathers=gathers)
         if early:

@@ -1,9 +1,9 @@
 """Live memory in the order of XLA's schedulers, in place of the program's order.
 
-XLA:TPU orders a program itself. One without asynchronous collectives runs in the order that takes
-the least memory of several (`least_memory_order.py`); one with, in an order that hides them
-(`latency_order.py`), whatever the memory. The curve of the memory model is of the program's order;
-the difference of the peaks of both orders, of the same values and temporaries, is added to it.
+XLA:TPU orders a program itself: for little memory (`least_memory_order.py`), and one with
+asynchronous collectives then to hide them (`latency_order.py`), whatever the memory. The curve of
+the memory model is of the program's order; the difference of the peaks of both orders, of the same
+values and temporaries, is added to its peak.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ from partir_search.simulator.time.collective_cost import CollectiveCosts
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Reordered:
-    """Peaks of the program's order and of the compiler's.
+    """Live bytes in the compiler's order.
 
     Attributes:
       added: bytes of the compiler's peak less bytes of the program's.
+      live: [places] live bytes without arguments in the compiler's order.
+      position: [places] position in the region of the kernel at each place, -1 for others.
       alive: [intervals] True for a live range of `LiveRanges` at the compiler's peak, in main
         memory.
     """
 
     added: float
+    live: Floats
+    position: Ints
     alive: Bools
 
     def __str__(self) -> str:
@@ -77,23 +81,22 @@ def reordered(
       temporaries: [ops + 2] see `Temporaries.bytes_at`.
       early: True if the curve is that of early updates.
     """
-    gathers = machine.traits.async_all_gather != "never"
     buffers, stored = analysis.buffers, analysis.buffers.materialized
-    graph = kernel_graph(scheduled, stored, analysis.fusions.leader, early_gathers=gathers)
+    graph = kernel_graph(scheduled, stored, analysis.fusions.leader, machine.traits)
     if not graph.at:
         return None
     places = _Places(graph, buffers, nbytes, temporaries, machine)
-    program = list(range(len(graph.kind)))
     ranges = buffers.ranges
-    before, alive = places.peak(program, ranges.early_stop if early else ranges.stop)
     if graph.runs_asynchronously:
-        peak, found = places.peak(latency_order(graph), ranges.stop)
-        return Reordered(peak - before, found)
-    returned = frozenset(ranges.value[places.returned].tolist())
-    makers = {v: graph.at[at] for v, at in stored.made.items() if v in places.bytes_of}
-    order = least_memory_order(graph, makers, places.bytes_of, returned)
-    peak, found = places.peak(order, ranges.stop)
-    return Reordered(peak - before, found) if peak < before else Reordered(0.0, alive)
+        order = latency_order(graph)
+    else:
+        returned = frozenset(ranges.value[places.returned].tolist())
+        makers = {v: graph.at[at] for v, at in stored.made.items() if v in places.bytes_of}
+        order = least_memory_order(graph, makers, places.bytes_of, returned)
+    program = list(range(len(graph.kind)))
+    before = places.along(program, ranges.early_stop if early else ranges.stop).live
+    found = places.along(order, ranges.stop)
+    return dataclasses.replace(found, added=float(np.max(found.live) - np.max(before)))
 
 
 class _Places:
@@ -149,8 +152,8 @@ class _Places:
         np.maximum.at(held, following, temporaries[: self._ops + 1])
         self._held, self._before_all = held, float(temporaries[-1])
 
-    def peak(self, order: list[int], stop: Ints) -> tuple[float, Bools]:
-        """Most live bytes without arguments, and the live ranges alive then in main memory.
+    def along(self, order: list[int], stop: Ints) -> Reordered:
+        """Live bytes in an order.
 
         Args:
           order: nodes of the graph.
@@ -173,7 +176,10 @@ class _Places:
         live[count] += self._held[-1]
         live[0] += self._before_all
         at = int(np.argmax(live))
-        return float(live[at]), (start <= at) & (end >= at) & (~near | (over[at] > 0.0))
+        alive = (start <= at) & (end >= at) & (~near | (over[at] > 0.0))
+        position = np.full(count + 1, -1)
+        position[kernel] = self._kernels
+        return Reordered(0.0, live, position, alive)
 
     def _ends(self, place: Ints, start: Ints, stop: Ints) -> Ints:
         """[intervals] last place of each live range in an order.
