@@ -133,8 +133,7 @@ class _Places:
         ]
         columns = np.array(reads, dtype=np.int64).reshape(-1, 3)
         self._range, self._reader, self._read_at = columns.T
-        self._last_read = ranges.start.copy()
-        np.maximum.at(self._last_read, self._range, self._read_at)
+        self._made_at = ranges.start
         self._bytes = nbytes[ranges.value] * ranges.weight
         large = np.zeros(len(self._node), dtype=np.int64)
         large[[number[at] for at in large_kernels(buffers, machine.traits)]] = 1
@@ -184,17 +183,18 @@ class _Places:
     def _ends(self, place: Ints, start: Ints, stop: Ints) -> Ints:
         """[intervals] last place of each live range in an order.
 
-        A buffer that the last reader writes over ends before that reader. A range that lives on
-        after all reads ends with the last kernel before its end, or with the region.
+        A buffer that the last reader writes over ends before that reader. A range with a later end
+        than its reads ends with the last kernel before the end, or with the region.
         """
-        end, at = start.copy(), stop[self._range]
+        end, last_read, at = start.copy(), self._made_at.copy(), stop[self._range]
         counts = self._read_at <= at + 1
         ends = place[self._reader] - (self._read_at > at)
         np.maximum.at(end, self._range[counts], ends[counts])
+        np.maximum.at(last_read, self._range[counts], self._read_at[counts])
         before = np.searchsorted(self._kernels, stop, side="right") - 1
         last = place[: len(self._kernels)][np.maximum(before, 0)]
         last = np.where(stop >= self._end, len(place), last)
-        return np.where(stop > self._last_read, np.maximum(end, last), end)
+        return np.where(stop > last_read, np.maximum(end, last), end)
 
     def _curve(self, start: Ints, end: Ints, which: Bools, count: int) -> Floats:
         """[places + 1] live bytes of some live ranges."""
