@@ -1,7 +1,7 @@
-"""Kernels and collectives of a region as a graph: what each of them waits for.
+"""Graph of a region's kernels and collectives.
 
-Kernels of one fused kernel are one node, if all of its operands exist before the first of them. A
-gather or permute that runs asynchronously is two nodes, its start and its end.
+Kernels of one fused kernel are one node, if all operands exist before the first kernel. An
+asynchronous gather or permute is two nodes, start and end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from partir_search.simulator.time.collective_cost import CollectiveCost
 
 
 class Node(enum.Enum):
-    """What a node of a `KernelGraph` is."""
+    """Kind of a node of a `KernelGraph`."""
 
     KERNEL = enum.auto()
     COLLECTIVE = enum.auto()  # synchronous
@@ -33,7 +33,7 @@ class Node(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Received:
-    """Copy received by an asynchronous collective: its bytes, and the node of the end."""
+    """Copy received by an asynchronous collective: bytes, and the node of the end."""
 
     nbytes: float
     end: int
@@ -41,15 +41,15 @@ class Received:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class KernelGraph:
-    """Kernels and collectives of one region on one device, in an order that the program allows.
+    """Kernels and collectives of one region on one device, in an order allowed by the program.
 
     Attributes:
-      kind: [nodes] what each node is.
-      gathers: [nodes] True for the start or end of a gather, of which one runs at a time.
-      seconds: [nodes] duration; of a start, the time that the collective is under way.
-      waits: [nodes] earlier nodes that make what the node reads.
+      kind: [nodes] kind of each.
+      gathers: [nodes] True for the start or end of a gather. One gather runs at a time.
+      seconds: [nodes] duration; of a start, the duration of the collective.
+      waits: [nodes] earlier nodes with results read by the node.
       at: by position of a kernel, the node.
-      reads: by id of a value, nodes that read the value and their positions in the region.
+      reads: by id of a value, nodes with a read of the value, and positions in the region.
       received: by node of a start.
     """
 
@@ -74,7 +74,7 @@ class KernelGraph:
         return Node.START in self.kind
 
     def users(self) -> list[list[int]]:
-        """[nodes] later nodes that wait for each node."""
+        """[nodes] later nodes behind each node."""
         found: list[list[int]] = [[] for _ in self.kind]
         for k, earlier in enumerate(self.waits):
             for e in earlier:
@@ -82,7 +82,7 @@ class KernelGraph:
         return found
 
     def add(self, kind: Node, seconds: float, waits: set[int], *, gathers: bool = False) -> int:
-        """Adds a node after all others, and returns its number."""
+        """Adds a node at the end, and returns the number."""
         self.kind.append(kind)
         self.gathers.append(gathers)
         self.seconds.append(seconds)
@@ -99,9 +99,9 @@ def kernel_graph(
     """Builds the graph of a scheduled region.
 
     Args:
-      scheduled: region with all of its instructions and their barriers, not the moves alone.
+      scheduled: region with all instructions and barriers, not the moves alone.
       stored: the region's kernels.
-      leaders: by position of a kernel, that of the first kernel fused with it.
+      leaders: by position of a kernel, the position of the first kernel in the fused kernel.
     """
     return _Builder(scheduled, stored, leaders, traits).graph
 
@@ -140,7 +140,7 @@ class _Builder:
                 self._tie((*item.outs, *order.before))
 
     def _behind(self, sources: Iterable[Source]) -> frozenset[int]:
-        """Nodes that make some local values."""
+        """Nodes behind some local values."""
         return _NONE.union(
             *(self._made.get(x.id, _NONE) for x in sources if isinstance(x, LocalValue))
         )
@@ -169,7 +169,7 @@ class _Builder:
             self._set(out, waits)
 
     def _kernel(self, at: int, waits: frozenset[int], turns: int) -> int:
-        """Adds a kernel, alone or to the fused kernel of its leader."""
+        """Adds a kernel, alone or to the fused kernel of the leader."""
         graph, leader = self.graph, self._leaders.get(at, at)
         seconds, node = float(self._seconds[at]) / turns, self._fused.get(leader)
         if node is not None and max(waits, default=-1) <= node:
@@ -191,7 +191,7 @@ class _Builder:
     def _collective(
         self, item: Reshard, cost: CollectiveCost, at: int, waits: frozenset[int]
     ) -> int:
-        """Adds a collective, and returns the node at which its result exists."""
+        """Adds a collective, and returns the node behind the result."""
         graph, size = self.graph, item.target.nbytes * cost.width
         gathers = isinstance(item.step, AllGather)
         early = isinstance(item, RingReshard) or isinstance(item.step, Permute | HaloPermute)

@@ -1,9 +1,8 @@
-"""Order of a kernel graph that hides asynchronous collectives.
+"""Order of a kernel graph by XLA's latency-hiding scheduler.
 
-XLA's latency-hiding scheduler orders a program from the end to the beginning. An end of a
-collective comes as soon as it may; then kernels, until they have taken as long as the collective;
-then the start. Kernels that depend on the most seconds of collectives come first, so that gradients
-of weights move towards the updates that read them, with their operands alive.
+The scheduler orders a program from the end to the beginning: an end of a collective at once, then
+kernels for as long as the collective takes, then the start. Kernels behind the most seconds of
+collectives come first. Gradients of weights move towards the updates, with all operands alive.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class _Scheduler:
         return self._reads_end[node], self._unlocks[node], node
 
     def _offer(self, node: int) -> None:
-        """Makes a node available, as all of its users are scheduled."""
+        """Makes a node available, with all users scheduled."""
         graph, begun = self._graph, self._now
         kind = graph.kind[node]
         if kind is Node.START:
@@ -95,7 +94,7 @@ class _Scheduler:
             heapq.heapify(self._depths)
 
     def _length(self, node: int) -> float:
-        """Seconds that a node takes by itself."""
+        """Seconds of a node alone."""
         return 0.0 if self._graph.kind[node] is Node.START else self._graph.seconds[node]
 
     def _next(self) -> int:
@@ -125,22 +124,22 @@ class _Scheduler:
     def _start_rank(self, node: int) -> tuple[float, bool, bool, float, _Rank]:
         """Rank of a start among starts.
 
-        A start comes when its collective has had all of its time, and first if another gather waits
-        for it. One that waits for no collective itself comes as late as it may.
+        A start comes after all seconds of the collective, and first if a second gather waits. A
+        start behind no collective comes last.
         """
         stall = max(0.0, self._begun[node] - self._now)
         awaited, depth = self._awaited(node), self._depth[node]
         return -stall, awaited or depth > 0.0, awaited, depth, self._rank(node)
 
     def _awaited(self, start: int) -> bool:
-        """True for the start of a gather that keeps another gather from its end."""
+        """True for the start of a gather before the end of a second gather."""
         return self._graph.gathers[start] and self._gathers_waiting > 0
 
     def _precedes(self, start: int, kernel: int, under_way: bool) -> bool:
         """True if a start is scheduled before a kernel.
 
         Args:
-          under_way: True if a collective has not had all of its time.
+          under_way: True if seconds of a collective are left.
         """
         if self._begun[start] > self._now:
             return False
@@ -152,7 +151,7 @@ class _Scheduler:
         return self._rank(start) > self._rank(kernel)
 
     def _run(self, node: int) -> None:
-        """Schedules a node before all scheduled so far."""
+        """Schedules a node before all scheduled nodes."""
         graph = self._graph
         begun = self._now
         if graph.kind[node] is Node.START:
@@ -169,7 +168,7 @@ class _Scheduler:
                 self._unlock(earlier)
 
     def _unlock(self, node: int) -> None:
-        """Notes that one user alone keeps a node from being available."""
+        """Notes the last user to schedule before a node."""
         last = next(u for u in self._users[node] if not self._scheduled(u))
         listed = self._ready[last] and self._graph.kind[last] in (Node.KERNEL, Node.COLLECTIVE)
         if listed:
@@ -214,7 +213,7 @@ class _Kernels:
         return rank[-1]
 
     def _first_above(self, seconds: float) -> int:
-        """Place of the first kernel that takes longer than some seconds."""
+        """Place of the first kernel above some seconds."""
         above = math.nextafter(seconds, math.inf)
         return bisect.bisect_left(self._by_seconds, above, key=lambda each: each[0])
 

@@ -1,8 +1,8 @@
 """Order of a kernel graph for least memory, by list scheduling.
 
-Of the kernels that may run next, the one runs that frees the most bytes beyond those that it takes.
-XLA's `HloMemoryScheduler` tries two further orders, both depth-first, and takes the best of three;
-this one wins for most programs.
+Each time the kernel runs with the most bytes freed, less bytes taken. XLA's `HloMemoryScheduler`
+tries two further orders, both depth-first, and takes the best of three; the list wins for most
+programs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def least_memory_order(
     nbytes: Mapping[int, float],
     returned: Set[int],
 ) -> list[int]:
-    """Nodes in an order that takes little memory.
+    """Nodes in an order of little memory.
 
     Args:
-      makers: by id of a value with bytes of its own, the node that makes it.
-      nbytes: by id of such a value, local bytes.
-      returned: ids of values that live until the end.
+      makers: by id of a value with a buffer, the maker.
+      nbytes: by id of a value with a buffer, local bytes.
+      returned: ids of values live until the end.
     """
     users = graph.users()
     taken = [0.0] * len(users)

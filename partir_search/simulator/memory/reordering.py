@@ -1,9 +1,9 @@
 """Live memory in the order of XLA's schedulers, in place of the program's order.
 
-XLA:TPU orders a program itself: for little memory (`least_memory_order.py`), and one with
-asynchronous collectives then to hide them (`latency_order.py`), whatever the memory. The curve of
-the memory model is of the program's order; the difference of the peaks of both orders, of the same
-values and temporaries, is added to its peak.
+XLA:TPU orders a program for little memory (`least_memory_order.py`), and a program with
+asynchronous collectives then to hide the collectives (`latency_order.py`), at any price in memory.
+The curve of the memory model is of the program's order; the difference of the peaks of both orders,
+of the same values and temporaries, is added to the peak.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from partir_search.lowering.scheduling.schedule import schedule_for
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.memory.curve import large_kernels
-from partir_search.simulator.memory.kernel_graph import KernelGraph, Node, kernel_graph
+from partir_search.simulator.memory.kernel_graph import KernelGraph, kernel_graph
 from partir_search.simulator.memory.latency_order import latency_order
 from partir_search.simulator.memory.least_memory_order import least_memory_order
 from partir_search.simulator.printing import table
@@ -35,7 +35,7 @@ class Reordered:
     Attributes:
       added: bytes of the compiler's peak less bytes of the program's.
       live: [places] live bytes without arguments in the compiler's order.
-      position: [places] position in the region of the kernel at each place, -1 for others.
+      position: [places] position in the region of the kernel at each place, -1 for a collective.
       alive: [intervals] True for a live range of `LiveRanges` at the compiler's peak, in main
         memory.
     """
@@ -72,14 +72,14 @@ def reordered(
     *,
     early: bool,
 ) -> Reordered | None:
-    """Compares the orders of a module's body; None if the compiler keeps the program's.
+    """Live bytes of a module's body in the compiler's order; None for a body without kernels.
 
     Args:
       scheduled: schedule of all instructions (`with_all_instructions`).
       analysis: of the module.
       nbytes: [values] local bytes; 0 for a value computed inside of its readers.
       temporaries: [ops + 2] see `Temporaries.bytes_at`.
-      early: True if the curve is that of early updates.
+      early: True for the curve of early updates.
     """
     buffers, stored = analysis.buffers, analysis.buffers.materialized
     graph = kernel_graph(scheduled, stored, analysis.fusions.leader, machine.traits)
@@ -102,8 +102,8 @@ def reordered(
 class _Places:
     """Live ranges of a body over the places of kernels and collectives in an order.
 
-    A place is a kernel of the region, or a node that is none. Kernels of one node keep the
-    program's order among themselves.
+    A place is a kernel of the region, or a collective. Kernels of one node keep the program's
+    order.
     """
 
     def __init__(
@@ -117,7 +117,8 @@ class _Places:
         ranges, region = buffers.ranges, buffers.region
         self._graph, self._machine = graph, machine
         self._kernels = np.array(sorted(graph.at), dtype=np.int64)
-        others = [k for k, kind in enumerate(graph.kind) if kind is not Node.KERNEL]
+        last = set(graph.at.values())  # not the first turns of a ring
+        others = [k for k in range(len(graph.kind)) if k not in last]
         node_of = [graph.at[at] for at in self._kernels.tolist()]
         self._node = np.array([*node_of, *others], dtype=np.int64)
         number = {at: n for n, at in enumerate(self._kernels.tolist())}
@@ -183,8 +184,8 @@ class _Places:
     def _ends(self, place: Ints, start: Ints, stop: Ints) -> Ints:
         """[intervals] last place of each live range in an order.
 
-        A buffer that the last reader writes over ends before that reader. A range with a later end
-        than its reads ends with the last kernel before the end, or with the region.
+        A buffer overwritten by the last reader ends before the reader. A range with an end behind
+        all reads ends with the last kernel before the end, or with the region.
         """
         end, last_read, at = start.copy(), self._made_at.copy(), stop[self._range]
         counts = self._read_at <= at + 1
