@@ -220,7 +220,7 @@ class Planner:
             if known == key and modes == state.modes:
                 return program, cost
         program = localize(state.partition(self.cache.rows), self.cache, sparse=True)
-        cost = self.model.evaluate(program)
+        cost = self.model.evaluate(program, cache=self.cache)
         self._last.append((key, state.modes, program, cost))
         return program, cost
 

@@ -17,6 +17,7 @@ from partir_search.ir.core import Module
 from partir_search.ir.mesh import MeshShape
 from partir_search.ir.partition import Partition
 from partir_search.ir.rule import OpRule
+from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import LocalProgram, Reshard
 from partir_search.passes.fold.fold import Folded
 from partir_search.simulator.arrays import Floats
@@ -24,11 +25,7 @@ from partir_search.simulator.breakdown import cost_by_op
 from partir_search.simulator.cost import Cost, OpCost
 from partir_search.simulator.memory.curve import Curve, early_curve, early_values, live_curve
 from partir_search.simulator.memory.region_summaries import curves_inside
-from partir_search.simulator.memory.reordering import (
-    Reordered,
-    reordered,
-    with_all_instructions,
-)
+from partir_search.simulator.memory.reordering import Reordered, all_scheduled, reordered
 from partir_search.simulator.memory.step_end import curve_of, waiting_bytes, with_gathers
 from partir_search.simulator.memory.temporaries import Temporaries, redistribution_temporaries
 from partir_search.simulator.memory.weight_casts import fuse_weight_casts
@@ -252,21 +249,28 @@ class CostModel:
         least: Floats = np.maximum(*fused) / devices
         return least
 
-    def evaluate(self, program: LocalProgram, load: DeviceLoad | None = None) -> Cost:
-        """Cost of a device-local program of this model's module.
-
-        Args:
-          load: of the program's partition; computed by default.
-        """
-        return self.simulate(program, load).cost
+    def evaluate(
+        self,
+        program: LocalProgram,
+        load: DeviceLoad | None = None,
+        cache: LocalCache | None = None,
+    ) -> Cost:
+        """Cost of a device-local program, see `simulate`."""
+        return self.simulate(program, load, cache).cost
 
     def simulate(
-        self, program: LocalProgram, load: DeviceLoad | None = None, *, record: bool = False
+        self,
+        program: LocalProgram,
+        load: DeviceLoad | None = None,
+        cache: LocalCache | None = None,
+        *,
+        record: bool = False,
     ) -> Simulation:
-        """Simulates a step of a device-local program.
+        """Simulates a step of a device-local program of this model's module.
 
         Args:
           load: of the program's partition; computed by default.
+          cache: of lowered programs of the module and mesh; a new one by default.
           record: True to record every collective (`Overlap.records`).
         """
         facts, memory, time, partition = self.facts, self.memory, self.time, program.partition
@@ -306,9 +310,8 @@ class CostModel:
             late = memory.live_bytes(nbytes, casts, memory.curve)
             waiting = np.clip(late - stored, 0.0, most)
         live = stored + waiting + curve.temporaries_at(temporaries.bytes_at)
-        order = self._reordered(program, seconds_of, found, temporaries, curve)
-        added = order.added if order else 0.0
-        cost = _cost(load, overlapped, split, live, added, self.machine)
+        order = self._reordered(program, seconds_of, found, temporaries, curve, cache)
+        cost = _cost(load, overlapped, split, live, order.added if order else 0.0, self.machine)
         live = load.argument_bytes + live
         return Simulation(
             cost=cost,
@@ -331,18 +334,15 @@ class CostModel:
         found: Roofline,
         temporaries: Temporaries,
         curve: Curve,
+        cache: LocalCache | None,
     ) -> Reordered | None:
-        """Peak in the compiler's order; None for a quotient, and where loops hold values on chip.
-
-        Args:
-          curve: of the program's live bytes.
-        """
+        """Peak in the compiler's order; None for a quotient, and if loops hold values on chip."""
         if self.folded or not self.machine.traits.reorders_kernels or len(curve.held.rows):
             return None
         fused, costs = self.memory.casts.mask.copy(), self.costs(program.partition.mesh)
         fused[list(temporaries.stored_casts)] = False
         return reordered(
-            with_all_instructions(program, seconds_of, self.time.hides_gathers, costs),
+            all_scheduled(program, seconds_of, self.time.hides_gathers, costs, cache),
             self.analysis,
             np.where(fused, 0.0, found.nbytes),
             temporaries.bytes_at,

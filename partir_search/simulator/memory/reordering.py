@@ -12,6 +12,7 @@ import dataclasses
 
 import numpy as np
 
+from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.localize import localize
 from partir_search.lowering.scheduling.schedule import schedule_for
@@ -50,16 +51,21 @@ class Reordered:
         return table(head, ("", "number"), [("values at the peak", int(self.alive.sum()))])
 
 
-def with_all_instructions(
-    program: LocalProgram, seconds_of: Floats, hides_gathers: Bools, costs: CollectiveCosts
+def all_scheduled(
+    program: LocalProgram,
+    seconds_of: Floats,
+    hides_gathers: Bools,
+    costs: CollectiveCosts,
+    cache: LocalCache | None,
 ) -> ScheduledRegion:
     """Schedule of a program's body with all instructions and barriers, not the moves alone.
 
     Args:
       seconds_of / hides_gathers: [ops] as of `schedule`.
+      cache: of lowered programs; None for a new one.
     """
     if program.traits is None:
-        program = schedule_for(localize(program.partition), costs.machine.traits)
+        program = schedule_for(localize(program.partition, cache), costs.machine.traits)
     return schedule(program, seconds_of, hides_gathers, costs)
 
 
@@ -75,7 +81,7 @@ def reordered(
     """Live bytes of a module's body in the compiler's order; None for a body without kernels.
 
     Args:
-      scheduled: schedule of all instructions (`with_all_instructions`).
+      scheduled: schedule of all instructions (`all_scheduled`).
       analysis: of the module.
       nbytes: [values] local bytes; 0 for a value computed inside of its readers.
       temporaries: [ops + 2] see `Temporaries.bytes_at`.
