@@ -60,7 +60,8 @@ def test_the_whole_does_what_the_fold_did(seed: int) -> None:
     step = jax.jit(llama.make_train_step(config), donate_argnums=0)
     args = llama.example_args(config, llama.optimizer(), 32)
     mesh = AbstractMesh((8, 8), ("data", "model"))
-    wrapped = ps.auto_partition(mesh, machine="tpu_v5p", episodes=150, seed=seed)(step)
+    machine = ps.MACHINES["tpu_v5p"].with_traits(reorders_kernels=False)  # as folds are costed
+    wrapped = ps.auto_partition(mesh, machine=machine, episodes=150, seed=seed)(step)
     plan = wrapped.plan(*args)
     (report,) = plan.searches
     assert plan.cost.seconds == pytest.approx(report.cost.seconds, rel=0.03)
