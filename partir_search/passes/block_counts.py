@@ -1,4 +1,4 @@
-"""Number of blocks of a dim for ops that work within blocks first, and then over blocks."""
+"""Number of blocks of a dim for ops computed within blocks first, and then over blocks."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def with_block_selections(
     min_elements: int = MIN_BLOCK_ELEMENTS,
     per_candidate: int = MIN_ELEMENTS_PER_CANDIDATE,
 ) -> Module:
-    """The module with selections in blocks, where the mesh tiles their dims.
+    """The module with selections in blocks, for dims tiled by the mesh.
 
     Args:
       min_elements: fewest elements of a block.
@@ -69,7 +69,7 @@ class _BlockSelections(Rewriter):
 
 
 def _in_two_steps(op: Op, count: int) -> list[Op]:
-    """Selection among `count` blocks of its dim."""
+    """Selection among `count` blocks of a dim."""
     (x,), last = op.operands, op.results[-1]
     dim, shape = selected_dim(op), x.type.shape
     split = (*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :])

@@ -1,4 +1,4 @@
-"""Selections (argmax, argmin, top_k) in two steps: candidates of each tile, and the best of them.
+"""Selections (argmax, argmin, top_k) in two steps: candidates of each tile, and the best of all.
 
 `passes.block_selections` writes both primitives in place of a selection along a dim of n elements,
 seen as t blocks of n / t elements. Only the candidates of the tiles are replicated.
@@ -27,7 +27,7 @@ EXTREMES = {"argmax": (lax.argmax, lax.gt), "argmin": (lax.argmin, lax.lt)}
 
 
 def selected_dim(op: Op) -> int:
-    """Dim along which an op selects elements of its operand; `NONE` for all other ops."""
+    """Dim of the operand along which an op selects elements; `NONE` for an op of another kind."""
     if op.prim in EXTREMES and np.dtype(op.params["index_dtype"]).itemsize >= 4:
         return int(op.params["axes"][0])
     last = len(op.operands[0].type.shape) - 1 if op.operands else NONE
@@ -35,7 +35,7 @@ def selected_dim(op: Op) -> int:
 
 
 def selected_elements(op: Op) -> int:
-    """Number of elements that a selection takes along its dim."""
+    """Number of elements selected along the dim."""
     return int(op.params.get("k", 1))
 
 
@@ -62,7 +62,7 @@ def of_blocks(op: Op, candidates: Sequence[Value], results: Sequence[Value]) -> 
     Args:
       op: the selection along the full dim.
       candidates: results of `in_blocks`.
-      results: those of `op`.
+      results: results of `op`.
     """
     dim = selected_dim(op)
     size = op.operands[0].type.shape[dim] // candidates[0].type.shape[dim]
@@ -93,7 +93,7 @@ def _made(
 
 
 def _primitive(name: str, run: Any) -> Primitive:
-    """Primitive of several results that runs and compiles as `run`."""
+    """Primitive of several results, run and compiled as the function `run`."""
     new = Primitive(name)
     new.multiple_results = True
 
@@ -114,9 +114,9 @@ def _primitive(name: str, run: Any) -> Primitive:
 def _block_extremes(
     x: Any, *, selects: str, dimension: int, blocks: int, index_dtype: Any
 ) -> list[Any]:
-    """The tile's extreme and its position in the tile in the first block; others never win.
+    """The tile's extreme and the position in the tile, in the first block; no further block wins.
 
-    A tile of all blocks needs no extreme: any number that wins will do.
+    A tile of all blocks needs no extreme: any winning number will do.
     """
     held, size = x.shape[dimension : dimension + 2]
     shape = (*x.shape[:dimension], held * size, *x.shape[dimension + 2 :])
@@ -133,7 +133,7 @@ def _block_extremes(
 
 
 def _extreme(x: Any, selects: str, dimension: int, index_dtype: Any) -> tuple[Any, Any]:
-    """First extreme element along a dim, NaN before all numbers, and its position; in one pass."""
+    """First extreme element along a dim, NaN before all numbers, and the position; in one pass."""
     _, beyond = EXTREMES[selects]
 
     def better(one: Sequence[Any], other: Sequence[Any]) -> Sequence[Any]:
@@ -150,7 +150,7 @@ def _extreme(x: Any, selects: str, dimension: int, index_dtype: Any) -> tuple[An
 
 
 def _worst(selects: str, dtype: Any) -> Any:
-    """Number that is chosen before no other: of equal elements the first one is selected."""
+    """Number chosen last: of equal elements the first one is selected."""
     low = selects == "argmax"
     if dtype == np.bool_:
         return jnp.asarray(not low)
@@ -174,7 +174,7 @@ def _block_top_k(x: Any, *, k: int, blocks: int) -> list[Any]:
     """Candidates [..., t, k] of the tile in order, and positions relative to their blocks.
 
     Of fewer blocks than `blocks`, block i has candidates i k to (i + 1) k of the whole tile. The
-    only tile has k candidates and repeats the last one, which stays behind those before.
+    only tile has k candidates and repeats the last one, selected after all before.
     """
     *batch, held, size = x.shape
     tile = lax.reshape(x, (*batch, held * size))
@@ -230,7 +230,7 @@ def candidates(op: Op) -> OpRule:
 
 @register("best_extreme", "best_top_k")
 def best_of_all(op: Op) -> OpRule:
-    """Tiles all dims but those of the candidates.
+    """Tiles all dims but the dims of the candidates.
 
     Operands: candidates and positions [..., t, ...], of a top_k [..., t, k]; `size`: elements of a
     block. Results: positions, of a top_k elements and positions.

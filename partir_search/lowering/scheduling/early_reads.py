@@ -80,19 +80,18 @@ def early_reads(
 def _stored_values(
     body: LocalRegion, rules: Sequence[OpRule], ratio: float
 ) -> tuple[dict[int, int], dict[int, list[tuple[int, LocalValue]]]]:
-    """Values that elementwise values are computed from, and what the forward pass reduces them to.
+    """Large stored values, and small values to which the forward pass reduces each of them.
 
     Args:
-      ratio: bytes of a value over those of what it is reduced to, at least.
+      ratio: bytes of a value over those of a reduction, at least.
 
     Returns:
-      By id of the result of an elementwise op or a move, the id of the largest value that no such
-        op makes.
-      By id of such a value, (position, value) of small results of further ops that read it, and of
-        reshards and elementwise functions of these.
+      By id of a result of elementwise ops and moves, the id of their largest stored operand.
+      By id of a stored value, (position, value) of the small results of its readers, resharded and
+        as operands of elementwise ops.
     """
     stored: dict[int, int] = {}
-    reduced: dict[int, int] = {}  # by id of a small result, the id of the value that is read
+    reduced: dict[int, int] = {}  # by id of a small result, the id of the stored operand
     found: dict[int, list[tuple[int, LocalValue]]] = {}
     for at, item in enumerate(body.steps):
         if isinstance(item, Reshard):
