@@ -25,7 +25,7 @@ from partir_search.simulator.breakdown import cost_by_op
 from partir_search.simulator.cost import Cost, OpCost
 from partir_search.simulator.memory.curve import Curve, early_curve, early_values, live_curve
 from partir_search.simulator.memory.region_summaries import curves_inside
-from partir_search.simulator.memory.reordering import Reordered, all_scheduled, reordered
+from partir_search.simulator.memory.reordering import Reordered, all_scheduled, reordered, reorders
 from partir_search.simulator.memory.step_end import curve_of, waiting_bytes, with_gathers
 from partir_search.simulator.memory.temporaries import Temporaries, redistribution_temporaries
 from partir_search.simulator.memory.weight_casts import fuse_weight_casts
@@ -337,7 +337,7 @@ class CostModel:
         cache: LocalCache | None,
     ) -> Reordered | None:
         """Peak in the compiler's order; None for a quotient, and if loops hold values on chip."""
-        if self.folded or not self.machine.traits.reorders_kernels or len(curve.held.rows):
+        if self.folded or len(curve.held.rows) or not reorders(self.module, self.machine):
             return None
         fused, costs = self.memory.casts.mask.copy(), self.costs(program.partition.mesh)
         fused[list(temporaries.stored_casts)] = False

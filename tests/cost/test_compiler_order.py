@@ -79,8 +79,17 @@ def test_a_gathered_copy_takes_memory_from_its_start() -> None:
     assert order.index(2) < order.index(start)
 
 
-def plan_of(name: str, **traits: object) -> ps.Plan:
-    """Known plan of an MLP's step with momentum, on v5e."""
+def plan_of(name: str, recomputes: bool = False, **traits: object) -> ps.Plan:
+    """Known plan of an MLP's step with momentum, on v5e.
+
+    Args:
+      recomputes: True for layers computed again in the backward pass.
+    """
+
+    def layer(h, w):
+        return jnp.tanh(h @ w)
+
+    layer = jax.checkpoint(layer) if recomputes else layer
 
     def step(state, x, y):
         weights, momenta = state
@@ -88,7 +97,7 @@ def plan_of(name: str, **traits: object) -> ps.Plan:
         def loss(weights):
             h = x
             for w in weights:
-                h = jnp.tanh(h @ w)
+                h = layer(h, w)
             return ((h - y) ** 2).mean()
 
         grads = jax.grad(loss)(weights)
@@ -125,3 +134,8 @@ def test_the_order_is_a_trait_of_the_machine() -> None:
     found = plan_of("BP(data+model)+Z2")
     added = found.simulation.reordered.added
     assert found.cost.peak_bytes == pytest.approx(plain.cost.peak_bytes + added)
+
+
+def test_recomputed_regions_keep_the_order() -> None:
+    """A region is one kernel of the graph, and many of the compiler's."""
+    assert plan_of("BP(data+model)+Z3", recomputes=True).simulation.reordered is None

@@ -12,10 +12,13 @@ import dataclasses
 
 import numpy as np
 
+from partir_search.ir.core import Module
+from partir_search.ir.role import Role
 from partir_search.lowering.cache import LocalCache
 from partir_search.lowering.local_ir import LocalProgram
 from partir_search.lowering.localize import localize
 from partir_search.lowering.scheduling.schedule import schedule_for
+from partir_search.rules.registry import role_of
 from partir_search.simulator.arrays import Bools, Floats, Ints
 from partir_search.simulator.memory.buffers import Buffers
 from partir_search.simulator.memory.curve import large_kernels
@@ -49,6 +52,15 @@ class Reordered:
     def __str__(self) -> str:
         head = f"Reordered: {self.added:+.6g} bytes at the peak"
         return table(head, ("", "number"), [("values at the peak", int(self.alive.sum()))])
+
+
+def reorders(module: Module, machine: Machine) -> bool:
+    """True if the compiler's order of a module's kernels is known.
+
+    It is not known with recomputed regions: the compiler orders their kernels with those around.
+    """
+    recomputes = any(role_of(op) is Role.CHECKPOINT for op in module.body.ops)
+    return machine.traits.reorders_kernels and not recomputes
 
 
 def all_scheduled(
