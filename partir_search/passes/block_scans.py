@@ -7,10 +7,9 @@ the t totals move. t is the largest number of tiles of the dim on the mesh with 
 
 from __future__ import annotations
 
-from partir_search.ir.core import Module, Op, Region, Value
+from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
-from partir_search.passes.block_counts import most_blocks
-from partir_search.passes.rewriter import Rewriter
+from partir_search.passes.block_counts import in_blocks, most_blocks
 from partir_search.rules.block_scans import is_cumulative, joined_blocks
 from partir_search.rules.construct import NewOp, like, reshaped, sliced
 
@@ -26,7 +25,7 @@ def with_block_scans(
       min_elements: fewest elements of a block.
     """
     blocks = {op.id: _blocks(op, mesh, min_elements) for op in module.ops if is_cumulative(op)}
-    return _BlockScans(module, blocks).run() if any(blocks.values()) else module
+    return in_blocks(module, blocks, _written)
 
 
 def _blocks(op: Op, mesh: MeshShape, min_elements: int) -> int:
@@ -36,27 +35,7 @@ def _blocks(op: Op, mesh: MeshShape, min_elements: int) -> int:
     return most_blocks(op.operands[0].type.shape[op.params["axis"]], mesh, min_elements)
 
 
-class _BlockScans(Rewriter):
-    """Writes cumulative ops in blocks.
-
-    Attributes:
-      blocks: number of blocks by id of a cumulative op; 0 to keep the op.
-    """
-
-    def __init__(self, module: Module, blocks: dict[int, int]) -> None:
-        super().__init__(module)
-        self.blocks = blocks
-
-    def ops(self, old: Region) -> list[Op]:
-        found: list[Op] = []
-        for op in old.ops:
-            new = self.op(op)
-            count = self.blocks.get(op.id, 0)
-            found += _in_blocks(new, count) if count else [new]
-        return found
-
-
-def _in_blocks(op: Op, count: int) -> list[Op]:
+def _written(op: Op, count: int) -> list[Op]:
     """Cumulative op within `count` blocks, and its combination with the blocks' totals."""
     (x,), (result,) = op.operands, op.results
     axis, shape = op.params["axis"], x.type.shape

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from partir_search.ir.core import Module, Op, Region, Value
+from partir_search.ir.core import Module, Op, Value
 from partir_search.ir.mesh import MeshShape
-from partir_search.passes.block_counts import most_blocks
-from partir_search.passes.rewriter import Rewriter
+from partir_search.passes.block_counts import in_blocks, most_blocks
 from partir_search.rules.block_selections import (
-    in_blocks,
-    of_blocks,
+    best_of_all,
+    candidates,
     selected_dim,
     selected_elements,
 )
@@ -46,26 +45,7 @@ def with_block_selections(
         if dim >= 0 and isinstance(op.operands[0], Value):
             least = max(min_elements, per_candidate * selected_elements(op))
             blocks[op.id] = most_blocks(op.operands[0].type.shape[dim], mesh, least)
-    return _BlockSelections(module, blocks).run() if any(blocks.values()) else module
-
-
-class _BlockSelections(Rewriter):
-    """Writes selections in blocks.
-
-    Attributes:
-      blocks: number of blocks by id of a selection; 0 to keep the op.
-    """
-
-    def __init__(self, module: Module, blocks: dict[int, int]) -> None:
-        super().__init__(module)
-        self.blocks = blocks
-
-    def ops(self, old: Region) -> list[Op]:
-        found: list[Op] = []
-        for op in old.ops:
-            count = self.blocks.get(op.id, 0)
-            found += _in_two_steps(self.op(op), count) if count else [self.op(op)]
-        return found
+    return in_blocks(module, blocks, _in_two_steps)
 
 
 def _in_two_steps(op: Op, count: int) -> list[Op]:
@@ -84,6 +64,6 @@ def _in_two_steps(op: Op, count: int) -> list[Op]:
     )
     return [
         view.at(op, blocks),
-        in_blocks(op, blocks, (best, at)),
-        of_blocks(op, (best, at), op.results),
+        candidates(op, blocks, (best, at)),
+        best_of_all(op, (best, at), op.results),
     ]

@@ -39,7 +39,7 @@ def selected_elements(op: Op) -> int:
     return int(op.params.get("k", 1))
 
 
-def in_blocks(op: Op, blocks: Operand, results: Sequence[Value]) -> Op:
+def candidates(op: Op, blocks: Operand, results: Sequence[Value]) -> Op:
     """Candidates of each tile of blocks.
 
     Args:
@@ -56,20 +56,20 @@ def in_blocks(op: Op, blocks: Operand, results: Sequence[Value]) -> Op:
     return _made(block_top_k, op, (blocks,), results, params)
 
 
-def of_blocks(op: Op, candidates: Sequence[Value], results: Sequence[Value]) -> Op:
+def best_of_all(op: Op, found: Sequence[Value], results: Sequence[Value]) -> Op:
     """Selection from the candidates of all tiles.
 
     Args:
       op: the selection along the full dim.
-      candidates: results of `in_blocks`.
+      found: results of `candidates`.
       results: results of `op`.
     """
     dim = selected_dim(op)
-    size = op.operands[0].type.shape[dim] // candidates[0].type.shape[dim]
+    size = op.operands[0].type.shape[dim] // found[0].type.shape[dim]
     if op.prim in EXTREMES:
         params = {"selects": op.prim, "dimension": dim, "size": size}
-        return _made(best_extreme, op, candidates, results, params)
-    return _made(best_top_k, op, candidates, results, {"size": size})
+        return _made(best_extreme, op, found, results, params)
+    return _made(best_top_k, op, found, results, {"size": size})
 
 
 def _made(
@@ -205,7 +205,7 @@ best_top_k = _primitive("best_top_k", _best_top_k)
 
 
 @register("block_extremes", "block_top_k")
-def candidates(op: Op) -> OpRule:
+def candidates_rule(op: Op) -> OpRule:
     """Tiles all dims but the elements of a block; tiles of blocks have candidates each.
 
     Operand [..., t, n / t, ...]; results [..., t, ...], of a top_k [..., t, k]. Positions count
@@ -229,7 +229,7 @@ def candidates(op: Op) -> OpRule:
 
 
 @register("best_extreme", "best_top_k")
-def best_of_all(op: Op) -> OpRule:
+def best_rule(op: Op) -> OpRule:
     """Tiles all dims but the dims of the candidates.
 
     Operands: candidates and positions [..., t, ...], of a top_k [..., t, k]; `size`: elements of a
