@@ -27,10 +27,12 @@ def pin_scanned_rows(program: LocalProgram, traits: LoweringTraits) -> LocalProg
 
     def find(region: LocalRegion, _: Set[int]) -> Marks:
         made = {local.id: at for at, item in enumerate(region.steps) for local in item.outs}
+        # A value resharded to another layout and back is one local value, made twice.
+        first = {x.id: at for at, item in reversed([*enumerate(region.steps)]) for x in item.outs}
         found: dict[int, list[LocalValue]] = {}
         for item in region.steps:
             for stack in _stacks(program, item):
-                if stack.id in made and _is_arranged(program, region, made, stack):
+                if stack.id in made and _is_arranged(program, region, first, stack):
                     pinned = found.setdefault(made[stack.id], [])
                     pinned.extend(() if stack in pinned else (stack,))
         return {at: {"in_order": tuple(stacks)} for at, stacks in found.items()}
@@ -52,7 +54,11 @@ def _stacks(program: LocalProgram, item: object) -> list[LocalValue]:
 def _is_arranged(
     program: LocalProgram, region: LocalRegion, made: dict[int, int], stack: LocalValue
 ) -> bool:
-    """True for a result of a product or a transposition, or of a collective on such a result."""
+    """True for a result of a product or a transposition, or of a collective on such a result.
+
+    Args:
+      made: position of the first instruction that makes a local value, by id.
+    """
     maker = region.steps[made[stack.id]]
     while isinstance(maker, Reshard) and maker.source.id in made:
         maker = region.steps[made[maker.source.id]]
