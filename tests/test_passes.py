@@ -125,7 +125,7 @@ def test_dumped(tmp_path: pathlib.Path) -> None:
     assert read[f"{last - 1}_scatter_tiles_first.ir"] == plan.local_ir() + "\n"
     assert "shard_map" in read[f"{last}_emit.ir"]
     other = train.plan(jax.ShapeDtypeStruct((32, 8), jnp.float32), W)
-    assert (tmp_path / "passes" / other.fingerprint / "20_local.ir").exists()
+    assert (tmp_path / "passes" / other.fingerprint / "21_local.ir").exists()
 
 
 def test_dumps_of_a_program_with_shifted_reads(tmp_path: pathlib.Path) -> None:

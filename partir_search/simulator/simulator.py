@@ -196,7 +196,7 @@ class CostModel:
     def lower_bound(self, load: DeviceLoad) -> Cost:
         """Lower bound, in every figure, of the costs of a partition's programs.
 
-        Seconds are 0 under modes of axes with which a program may skip kernels.
+        Seconds are 0 where modes of axes may skip kernels. Peaks are in the program's order.
         """
         seconds = (
             0.0 if load.partition.modes.windowed_einsums else float(load.roofline.seconds.sum())

@@ -20,7 +20,8 @@ from partir_search.simulator.tables.kernel_readings import WHOLE, KernelReadings
 from partir_search.simulator.tables.kernels import KernelTables
 from partir_search.simulator.tables.sums import Term
 
-COMPONENTS = 4  # of a kernel, without the traffic of reduced sums
+COMPONENTS = ("dots", "vectors", "own", "fused")
+"""Tables of a kernel, without the traffic of reduced sums."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -89,7 +90,7 @@ class KernelArrays:
         components = [
             [*component.tables.items()]
             for k in kernels
-            for component in (k.dots, k.vectors, k.own, k.fused)
+            for component in (getattr(k, name) for name in COMPONENTS)
         ]
         self._components = _Owned.of(components, [0.0] * len(components))
         ratios = [k.ratio.tables.items() if k.ratio else () for k in kernels]
@@ -154,7 +155,7 @@ class KernelArrays:
 
     def _values(self, labels: Ints) -> tuple[Floats, ...]:
         """[kernels] seconds of each component at a labelling."""
-        values = self._components.at(labels, self._sizes).reshape(-1, COMPONENTS)
+        values = self._components.at(labels, self._sizes).reshape(-1, len(COMPONENTS))
         return tuple(values.T)
 
     def _sides(self, labels: Ints) -> Ints:
@@ -167,6 +168,7 @@ class KernelArrays:
 
 
 _COEFFICIENTS: Bools = np.array(
-    [[side[:COMPONENTS] for side in WHOLE[batched]] for batched in (False, True)], dtype=np.bool_
+    [[side[: len(COMPONENTS)] for side in WHOLE[batched]] for batched in (False, True)],
+    dtype=np.bool_,
 )
 """[batched, sides, components] True for components of a side."""
