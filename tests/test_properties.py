@@ -229,15 +229,11 @@ def check_assigned(seed: int) -> None:
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**31 - 1))
 def test_sparse_programs(seed: int) -> None:
-    """A search's view of a program, rows of axes shared, costs and moves what the whole does.
-
-    Bounds are of peaks in the program's order.
-    """
+    """A search's view of a program, rows of axes shared, costs and moves what the whole does."""
     fn, args = build(seed)
     rng = random.Random(seed)
     state = state_of(module_of(fn, *args), rng.choice(MESHES), contract=rng.random() < 0.5)
-    machine = MACHINES["tpu_v5e"].with_traits(reorders_kernels=False)
-    model = CostModel(state.graph.module, state.graph.rules, machine)
+    model = CostModel(state.graph.module, state.graph.rules, MACHINES["tpu_v5e"])
     cache = LocalCache()
     for _ in range(3):
         act(state, rng, 2)

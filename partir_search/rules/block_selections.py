@@ -18,12 +18,14 @@ from jax.interpreters import mlir
 
 from partir_search.ir.core import Op, Operand, Value
 from partir_search.ir.kind import Kind
+from partir_search.ir.reducers import identity
 from partir_search.ir.rule import NONE, OpRule
 from partir_search.rules.largest import largest
 from partir_search.rules.registry import register, shape_of
 
-EXTREMES = {"argmax": (lax.argmax, lax.gt), "argmin": (lax.argmin, lax.lt)}
-"""By primitive: the position of the first extreme element along a dim, and the comparison."""
+EXTREMES = {"argmax": (lax.argmax, lax.gt, "max"), "argmin": (lax.argmin, lax.lt, "min")}
+"""By primitive: the position of the first extreme element along a dim, the comparison, and the
+monoid."""
 
 
 def selected_dim(op: Op) -> int:
@@ -118,23 +120,24 @@ def _block_extremes(
 
     A tile of all blocks needs no extreme: any winning number will do.
     """
+    position, _, monoid = EXTREMES[selects]
     held, size = x.shape[dimension : dimension + 2]
     shape = (*x.shape[:dimension], held * size, *x.shape[dimension + 2 :])
     tile = lax.reshape(x, shape)
     out = (*shape[:dimension], held, *shape[dimension + 1 :])
     first = lax.broadcasted_iota(jnp.int32, out, dimension) == 0
     if held == blocks:
-        at = EXTREMES[selects][0](tile, dimension, index_dtype)
+        at = position(tile, dimension, index_dtype)
         best = (first == (selects == "argmax")).astype(x.dtype)
     else:
         found, at = _extreme(tile, selects, dimension, index_dtype)
-        best = jnp.where(first, jnp.expand_dims(found, dimension), _worst(selects, x.dtype))
+        best = jnp.where(first, jnp.expand_dims(found, dimension), identity(monoid, x.dtype))
     return [best, jnp.where(first, jnp.expand_dims(at, dimension), jnp.zeros((), index_dtype))]
 
 
 def _extreme(x: Any, selects: str, dimension: int, index_dtype: Any) -> tuple[Any, Any]:
     """First extreme element along a dim, NaN before all numbers, and the position; in one pass."""
-    _, beyond = EXTREMES[selects]
+    _, beyond, monoid = EXTREMES[selects]
 
     def better(one: Sequence[Any], other: Sequence[Any]) -> Sequence[Any]:
         (a, i), (b, j) = one, other
@@ -144,24 +147,13 @@ def _extreme(x: Any, selects: str, dimension: int, index_dtype: Any) -> tuple[An
         return lax.select(wins | equal, a, b), lax.select(wins | (equal & (i < j)), i, j)
 
     grid = lax.broadcasted_iota(index_dtype, x.shape, dimension)
-    last = jnp.asarray(jnp.iinfo(index_dtype).max, index_dtype)
-    found, at = lax.reduce((x, grid), (_worst(selects, x.dtype), last), better, (dimension,))
+    start = identity(monoid, x.dtype), identity("min", index_dtype)
+    found, at = lax.reduce((x, grid), start, better, (dimension,))
     return found, at
 
 
-def _worst(selects: str, dtype: Any) -> Any:
-    """Number chosen last: of equal elements the first one is selected."""
-    low = selects == "argmax"
-    if dtype == np.bool_:
-        return jnp.asarray(not low)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(-np.inf if low else np.inf, dtype)
-    info = jnp.iinfo(dtype)
-    return jnp.asarray(info.min if low else info.max, dtype)
-
-
 def _best_extreme(best: Any, at: Any, *, selects: str, dimension: int, size: int) -> list[Any]:
-    position, _ = EXTREMES[selects]
+    position, _, _ = EXTREMES[selects]
     block = lax.broadcasted_iota(at.dtype, at.shape, dimension)
     chosen = jnp.expand_dims(position(best, dimension, at.dtype), dimension)
     return [jnp.where(block == chosen, at + block * size, 0).sum(dimension, dtype=at.dtype)]

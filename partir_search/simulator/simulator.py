@@ -104,6 +104,7 @@ class CostModel:
     Attributes:
       analysis: of the module, or of the fold's original.
       folded: True for the model of a quotient.
+      reorders: True if peaks are in the compiler's order, not in the program's.
       facts / memory / time: models of the module.
     """
 
@@ -134,6 +135,7 @@ class CostModel:
             self.analysis = analysis or analyse_program(folded.original, original_rules, machine)
             models = model_fold(folded, rules, machine, self.analysis)
         self.folded = folded is not None
+        self.reorders = not self.folded and reorders(module, machine)
         self.facts, self.memory, self.time = models.facts, models.memory, models.time
         self._costs: CollectiveCosts | None = None
 
@@ -196,12 +198,12 @@ class CostModel:
     def lower_bound(self, load: DeviceLoad) -> Cost:
         """Lower bound, in every figure, of the costs of a partition's programs.
 
-        Seconds are 0 where modes of axes may skip kernels. Peaks are in the program's order.
+        Seconds are 0 under modes of axes with which a program may skip kernels. Peaks are the
+        arguments where the compiler's order is known, in which fewer values may be live.
         """
-        seconds = (
-            0.0 if load.partition.modes.windowed_einsums else float(load.roofline.seconds.sum())
-        )
-        peak = load.argument_bytes + float(np.max(load.live))
+        skips = load.partition.modes.windowed_einsums
+        seconds = 0.0 if skips else float(load.roofline.seconds.sum())
+        peak = load.argument_bytes + (0.0 if self.reorders else float(np.max(load.live)))
         return Cost(
             seconds=seconds,
             compute_seconds=seconds,
@@ -250,10 +252,7 @@ class CostModel:
         return least
 
     def evaluate(
-        self,
-        program: LocalProgram,
-        load: DeviceLoad | None = None,
-        cache: LocalCache | None = None,
+        self, program: LocalProgram, load: DeviceLoad | None = None, cache: LocalCache | None = None
     ) -> Cost:
         """Cost of a device-local program, see `simulate`."""
         return self.simulate(program, load, cache).cost
@@ -337,7 +336,7 @@ class CostModel:
         cache: LocalCache | None,
     ) -> Reordered | None:
         """Peak in the compiler's order; None for a quotient, and if loops hold values on chip."""
-        if self.folded or len(curve.held.rows) or not reorders(self.module, self.machine):
+        if not self.reorders or len(curve.held.rows):
             return None
         fused, costs = self.memory.casts.mask.copy(), self.costs(program.partition.mesh)
         fused[list(temporaries.stored_casts)] = False

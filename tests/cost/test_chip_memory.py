@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from partir_search.ir.core import Module
 from partir_search.rules.control_flow import ACCUMULATES
 from partir_search.rules.registry import RuleTable
 from partir_search.simulator.memory.softmax import DotOutputs
@@ -68,11 +69,8 @@ def test_kernels_of_a_loop_over_microbatches_count_too(parts: bool) -> None:
     assert (cost.peak_bytes - cost.argument_bytes > LARGE) == parts
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-def test_values_over_a_loop_over_microbatches_share_the_chip(layers: int) -> None:
-    """A carry and an operand of the loop stay there as far as the fraction allows, of the memory on
-    the chip without a loop over layers inside, of what short-lived values leave with one.
-    """
+def accumulating(layers: int) -> Module:
+    """Loop over microbatches with a loop over layers inside, of small rows and a larger carry."""
 
     def layer(rows: Any, _: Any) -> tuple[Any, None]:
         for _ in range(8):
@@ -91,6 +89,15 @@ def test_values_over_a_loop_over_microbatches_share_the_chip(layers: int) -> Non
     module = module_of(fn, *ARGUMENTS)
     (loop,) = (op for op in module.body.ops if op.regions)
     loop.params = {**loop.params, ACCUMULATES: True}
+    return module
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_values_over_a_loop_over_microbatches_share_the_chip(layers: int) -> None:
+    """A carry and an operand of the loop stay there as far as the fraction allows, of the memory on
+    the chip without a loop over layers inside, of what short-lived values leave with one.
+    """
+    module = accumulating(layers)
 
     def peak_with(**fractions: float) -> float:
         given = {"vmem_held_fraction": 0.0, "vmem_carried_fraction": 0.0} | fractions
@@ -106,24 +113,7 @@ def test_values_over_a_loop_over_microbatches_share_the_chip(layers: int) -> Non
 @pytest.mark.parametrize("inner_fraction", [0.01, 0.1])
 def test_loops_of_small_values_leave_room_for_carries(inner_fraction: float) -> None:
     """Rows of 8.4 MB in a loop over layers, beside a carry of 16.8 MB: 0.0625 of the memory."""
-
-    def layer(rows: Any, _: Any) -> tuple[Any, None]:
-        for _ in range(8):
-            rows = jnp.cumsum(rows, axis=0)
-        return rows, None
-
-    def fn(x: Any, w: Any) -> Any:
-        def body(total: Any, _: Any) -> tuple[Any, None]:
-            rows, _ = jax.lax.scan(layer, product[:512], None, length=2)
-            return total + jnp.tile(rows, (2, 1)), None
-
-        product = x @ w
-        total, _ = jax.lax.scan(body, jnp.zeros((1024, 4096)), None, length=2)
-        return total.sum()
-
-    module = module_of(fn, *ARGUMENTS)
-    (loop,) = (op for op in module.body.ops if op.regions)
-    loop.params = {**loop.params, ACCUMULATES: True}
+    module = accumulating(2)
 
     def held_with(value_fraction: float) -> bool:
         machine = MACHINES["tpu_v5e"].with_traits(
